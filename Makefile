@@ -1,0 +1,47 @@
+# Two commands, each doing all of its own set-up:  make demo [ARGS="..."]   make test
+# Needs Linux, Python 3.11 or newer and a C++ compiler (vLLM asks for one); everything else is installed
+# into .venv here. PYTHON=... chooses the interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.13.9
+STAMP := $(VENV)/.installed
+
+# Where pip is told of a folder of wheels, that folder holds the CPU build of torch; uv is told the same.
+# Elsewhere torch comes from the PyTorch CPU index named in pyproject.toml.
+ifdef PIP_FIND_LINKS
+UV_SOURCES := --no-sources --find-links "$(PIP_FIND_LINKS)"
+endif
+
+# Half the engine's threads would wait for a core that is not there; vLLM reads this before it starts.
+export OMP_NUM_THREADS ?= $(shell nproc)
+
+.PHONY: demo test setup lint types unit clean
+
+demo: setup
+	$(BIN)/memdecay demo $(ARGS)
+
+test: setup lint types
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $(UV_SOURCES) -e '.[cpu,dev]'
+	touch $(STAMP)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,38 @@
+"""Adapters of MemDecay: LangGraph and LangChain on one side, vLLM on the other.
+
+    memdecay_adapters.langgraph   wrap graphs, read node metadata, stamp what nodes write
+    memdecay_adapters.langchain   region inference, exact token spans, the chat model
+    memdecay_adapters.engine      everything that touches vLLM
+    memdecay_adapters.models      the default model, without a hub
+
+The public names below are imported on first use: importing this package starts nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memdecay_adapters.engine import MemDecayEngine
+    from memdecay_adapters.langchain.chat_model import ChatMemDecay
+    from memdecay_adapters.langchain.tags import mark, tag
+    from memdecay_adapters.langgraph.state_graph import MemDecayStateGraph
+    from memdecay_adapters.langgraph.wrap import wrap
+
+_HOME = {
+    "ChatMemDecay": "memdecay_adapters.langchain.chat_model",
+    "MemDecayEngine": "memdecay_adapters.engine",
+    "MemDecayStateGraph": "memdecay_adapters.langgraph.state_graph",
+    "mark": "memdecay_adapters.langchain.tags",
+    "tag": "memdecay_adapters.langchain.tags",
+    "wrap": "memdecay_adapters.langgraph.wrap",
+}
+
+__all__ = ["ChatMemDecay", "MemDecayEngine", "MemDecayStateGraph", "mark", "tag", "wrap"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,0 +1,48 @@
+"""Everything that touches vLLM.
+
+    versions, support   which vLLM and which models are served; refused at start-up otherwise
+    engine              the public engine: submit, generate, pool_stats, ledger
+    engine_thread       the thread that owns vLLM; stream is the caller's end of a request
+    controller          scheduler side: sessions, scores, plans, ledger
+    manager, spec       vLLM's cache manager for full attention, whose requests may lose pages
+    connector           the two-way channel between scheduler and worker; step_messages are what it carries
+    worker, worker_rows the worker: null evicted pages before the forward pass
+    cpu_backend         attention over the retained pages; observer and cpu_key_layout measure its mass
+    integrity           invariants, checked at every step when asked
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memdecay_adapters.engine.engine import MemDecayEngine
+    from memdecay_adapters.engine.results import GenerationChunk, GenerationResult, RetentionSummary
+    from memdecay_adapters.engine.shared import shared_engine
+    from memdecay_adapters.engine.stream import RequestStream
+
+_HOME = {
+    "GenerationChunk": "results",
+    "GenerationResult": "results",
+    "MemDecayEngine": "engine",
+    "RequestStream": "stream",
+    "RetentionSummary": "results",
+    "shared_engine": "shared",
+}
+
+__all__ = [
+    "GenerationChunk",
+    "GenerationResult",
+    "MemDecayEngine",
+    "RequestStream",
+    "RetentionSummary",
+    "shared_engine",
+]
+
+
+def __getattr__(name: str) -> object:
+    import importlib
+
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,73 @@
+"""From our configuration and the user's engine arguments to vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from memdecay_adapters.engine.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
+from memdecay_agents.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+
+CPU_WORKER = "memdecay_adapters.engine.worker.MemDecayCPUWorker"
+CONNECTOR_MODULE = "memdecay_adapters.engine.connector"
+CONNECTOR = "MemDecayConnector"
+
+DEFAULTS: Mapping[str, Any] = {
+    "enforce_eager": True,  # start in seconds: compiling a small model on a CPU takes a minute
+    "max_num_batched_tokens": 512,  # one prefill chunk; a request may exceed its budget by this much
+    "max_num_seqs": 16,
+    "kv_cache_memory_bytes": 2**30,
+    "disable_log_stats": True,
+    "enable_chunked_prefill": True,
+}
+"""Where the user says nothing. All other vLLM engine arguments keep vLLM's own defaults."""
+
+_OURS = ("worker_cls", "kv_transfer_config", "block_size", "model")
+
+
+def build_engine_args(model: str, settings: EngineSettings, engine_args: Mapping[str, Any]) -> EngineArgs:
+    """vLLM's engine arguments: the user's over our defaults, and the parts that make eviction work.
+
+    Args:
+        model: a local folder or a Hugging Face id.
+        settings: the plugin's settings; they fix the page size (vLLM's ``block_size``).
+        engine_args: any of vLLM's engine arguments, by name.
+
+    Raises:
+        ConfigError: an argument that vLLM does not know, or one that this engine sets itself.
+    """
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    for name in _OURS:
+        if name in engine_args:
+            remedy = "Set MemDecayConfig.page_size_tokens instead." if name == "block_size" else "Leave it out."
+            raise ConfigError(where=f"engine_args[{name!r}]", rule="the embedded engine sets this itself", remedy=remedy)
+    unknown = sorted(set(engine_args) - set(EngineArgs.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(
+            where=f"engine_args {unknown}",
+            rule="vLLM has no such engine arguments",
+            remedy="Check the spelling against vLLM's EngineArgs.",
+        )
+    arguments = {**DEFAULTS, **engine_args}
+    additional = dict(arguments.pop("additional_config", None) or {})
+    if ADDITIONAL_CONFIG_KEY in additional:
+        raise ConfigError(
+            where=f"engine_args['additional_config'][{ADDITIONAL_CONFIG_KEY!r}]",
+            rule="the embedded engine writes this key",
+            remedy="Pass these settings as MemDecayConfig.",
+        )
+    return EngineArgs(
+        model=model,
+        block_size=settings.config.page_size_tokens,
+        worker_cls=CPU_WORKER,
+        kv_transfer_config=KVTransferConfig(
+            kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_both"
+        ),
+        additional_config={**additional, **settings.to_additional_config()},
+        **arguments,
+    )

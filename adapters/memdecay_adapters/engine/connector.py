@@ -1,0 +1,141 @@
+"""The two-way channel between scheduler and worker. It moves no keys or values.
+
+vLLM's KV-connector interface gives each side one message a step: the scheduler's `StepDirections` ride on
+the step's output, the worker's `AttentionReport` on its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from memdecay_adapters.engine.controller import EvictionController
+from memdecay_adapters.engine.integrity import check_rows_against_pool
+from memdecay_adapters.engine.manager import MemDecayManager
+from memdecay_adapters.engine.observer import StepObserver
+from memdecay_adapters.engine.settings import EngineSettings
+from memdecay_adapters.engine.step_messages import AttentionReport, StepDirections
+from memdecay_agents.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
+    """Carries freed pages and observation requests to the worker and attention mass back."""
+
+    requires_kv_delivery = False
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._settings = EngineSettings.from_vllm_config(vllm_config)
+        self._chunk_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self._observer: StepObserver | None = None
+
+    # ---- scheduler side
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        """Meet the cache manager that the scheduler has built.
+
+        Raises:
+            UnsupportedError: it is not one full-attention group under our manager.
+        """
+        super().bind_kv_cache_manager(kv_cache_manager)
+        managers = kv_cache_manager.coordinator.single_type_managers
+        if len(managers) != 1 or not isinstance(managers[0], MemDecayManager):
+            raise UnsupportedError(
+                where=f"KV-cache groups {[type(manager).__name__ for manager in managers]}",
+                rule="pages are evicted from exactly one full-attention group",
+                remedy="Use a model whose layers are all full attention, started by MemDecayEngine.",
+            )
+        self.manager = managers[0]
+        self.controller = EvictionController(self._settings.config, self.manager.block_size, self._chunk_tokens)
+        self.manager.controller = self.controller
+
+    def on_new_request(self, request: Request) -> None:
+        """Read a request's hints."""
+        self.controller.start(request)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """No tokens ever come from outside."""
+        return 0, False
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """Nothing to do: pages are accounted for where they are allocated."""
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """This step's directions for the worker."""
+        directions = StepDirections(*self.controller.step(scheduler_output.num_scheduled_tokens))
+        if self._settings.check_integrity:
+            pool = self.manager.block_pool
+            rows = dict(self.manager.req_to_blocks)
+            check_rows_against_pool(rows, pool.free_block_queue.get_all_free_blocks(), pool.num_gpu_blocks)
+            self.controller.check_integrity(
+                {rid: [i for i, block in enumerate(blocks) if not block.is_null] for rid, blocks in rows.items()}
+            )
+            directions.expected_rows = {
+                request_id: [0 if block.is_null else block.block_id for block in rows.get(request_id, ())]
+                for request_id in scheduler_output.num_scheduled_tokens
+            }
+        return directions
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Take in what the worker measured."""
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, AttentionReport):
+            for request_id, measured in report.by_request.items():
+                self.controller.observe(
+                    request_id,
+                    measured.token_index.numpy(),
+                    (measured.mass / report.ranks).numpy(),
+                    measured.queries,
+                )
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """End a request's state; its retention summary rides on the request's last output."""
+        summary = self.controller.finish(request.request_id)
+        return False, {"memdecay": summary} if summary is not None else None
+
+    # ---- worker side
+
+    def bind_observer(self, observer: StepObserver) -> None:
+        """Meet the worker's observer."""
+        self._observer = observer
+
+    def build_connector_worker_meta(self) -> AttentionReport | None:
+        """What this worker measured in the step."""
+        return self._observer.report() if self._observer is not None else None
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Nothing is loaded."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is loaded."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing is saved."""
+
+    def wait_for_save(self) -> None:
+        """Nothing is saved."""
+
+    def take_events(self) -> Iterable[Any]:
+        """No cache events."""
+        return ()

@@ -1,0 +1,218 @@
+"""MemDecayEngine: vLLM embedded in the caller's process, with region-aware eviction."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from memdecay_adapters.engine.page_size import choose_page_size
+from memdecay_adapters.engine.results import GenerationResult
+from memdecay_adapters.engine.settings import EngineSettings
+from memdecay_adapters.engine.stream import RequestStream
+from memdecay_adapters.engine.validation import check_request
+from memdecay_adapters.engine.versions import require_supported_vllm
+from memdecay_adapters.models import resolve_model
+from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.errors import EngineError
+from memdecay_agents.hints import RequestHints
+from memdecay_agents.ledger import Ledger
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from vllm import SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from memdecay_adapters.engine.inprocess import EngineInternals, PoolStats
+
+T = TypeVar("T")
+
+
+class MemDecayEngine:
+    """A vLLM engine in this process that evicts pages of running requests by region.
+
+    One thread owns vLLM; any thread and any event loop may submit, and concurrent requests are batched
+    continuously. One engine at a time per process: vLLM keeps process-wide state.
+
+    Args:
+        model: a Hugging Face id, a local folder, or None for the default small model.
+        config: regions, policy, budgets, page size.
+        engine_args: any of vLLM's engine arguments by name (``dtype``, ``max_model_len``,
+            ``kv_cache_memory_bytes``, ...).
+        check_integrity: check the pool and every block-table row at each step.
+
+    Raises:
+        UnsupportedError: a vLLM version, model, backend or option that eviction would silently break.
+        ModelError: the model is missing or corrupt.
+        ConfigError: arguments that do not fit together.
+        EngineError: another engine is open in this process.
+    """
+
+    _open: ClassVar[weakref.ref[MemDecayEngine] | None] = None
+    _open_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: MemDecayConfig | None = None,
+        engine_args: Mapping[str, Any] | None = None,
+        check_integrity: bool = False,
+    ) -> None:
+        self.vllm_version = require_supported_vllm()
+        self._pid = os.getpid()
+        self._ids = itertools.count()
+        self._closed = False
+        with MemDecayEngine._open_lock:
+            other = MemDecayEngine._open() if MemDecayEngine._open is not None else None
+            if other is not None and not other._closed and other._pid == self._pid:
+                raise EngineError(
+                    where="MemDecayEngine",
+                    rule=f"an engine for {other.model_name!r} is open in this process, and vLLM keeps process-wide state",
+                    remedy="Share that engine (ChatMemDecay(engine=...)), or close() it first.",
+                )
+            MemDecayEngine._open = weakref.ref(self)
+        try:
+            self.model_name = resolve_model(model)
+            self._start(config or MemDecayConfig(), dict(engine_args or {}), check_integrity)
+        except BaseException:
+            self._closed = True
+            raise
+        atexit.register(_close_at_exit, weakref.ref(self))
+
+    def _start(self, config: MemDecayConfig, engine_args: dict[str, Any], check_integrity: bool) -> None:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        from memdecay_adapters.engine.arguments import build_engine_args
+        from memdecay_adapters.engine.engine_thread import EngineThread
+        from memdecay_adapters.engine.inprocess import EngineInternals
+        from memdecay_adapters.engine.lifecycle import build_llm_engine, shut_down_llm_engine
+
+        config = choose_page_size(config, self.model_name, engine_args)
+        settings = EngineSettings(config=config, check_integrity=check_integrity)
+        arguments = build_engine_args(self.model_name, settings, engine_args)
+        self.config = config
+        """The configuration in force, with the page size that was chosen."""
+        self._thread = EngineThread(lambda: build_llm_engine(arguments), shut_down_llm_engine)
+        try:
+            self._internals = EngineInternals(self._thread.engine)
+        except BaseException:
+            self._thread.close()
+            raise
+        vllm_config = self._thread.engine.vllm_config
+        self.max_model_len: int = vllm_config.model_config.max_model_len
+        """Longest sequence in tokens."""
+        self.chunk_tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
+        """Most tokens of one engine step: the size of a prefill chunk."""
+        self.dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+
+    # ---- requests
+
+    def submit(
+        self, prompt_token_ids: list[int], sampling: SamplingParams, hints: RequestHints | None = None
+    ) -> RequestStream:
+        """Start a request; returns at once.
+
+        Args:
+            prompt_token_ids: the whole prompt.
+            sampling: vLLM's sampling parameters; copied, never written.
+            hints: session, budget, pins and the region of every prompt token; None serves the request
+                without regions.
+
+        Raises:
+            SpanError: spans that do not partition this prompt.
+            RegionError: an unknown region.
+            BudgetError: a budget below what must stay.
+            EngineError: a prompt that does not fit the model, ``n > 1``, or an engine that is closed or
+                was carried over a fork.
+        """
+        self._check_usable()
+        check_request(prompt_token_ids, sampling, hints, self.config, self.max_model_len)
+        from vllm.sampling_params import RequestOutputKind
+
+        params = sampling.clone()
+        params.output_kind = RequestOutputKind.DELTA
+        if hints is not None:
+            params.extra_args = {**(params.extra_args or {}), **hints.to_extra_args()}
+        stream = RequestStream(f"memdecay-{next(self._ids)}", self._thread.abort)
+        self._thread.add(stream, list(prompt_token_ids), params)
+        return stream
+
+    def generate(
+        self, prompt_token_ids: list[int], sampling: SamplingParams, hints: RequestHints | None = None
+    ) -> GenerationResult:
+        """Serve one request and wait for it; see `submit`."""
+        return self.submit(prompt_token_ids, sampling, hints).result()
+
+    async def agenerate(
+        self, prompt_token_ids: list[int], sampling: SamplingParams, hints: RequestHints | None = None
+    ) -> GenerationResult:
+        """The same without blocking the event loop; cancelling it aborts the request."""
+        return await self.submit(prompt_token_ids, sampling, hints).aresult()
+
+    # ---- looking inside
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's own tokenizer (transformers)."""
+        self._check_usable()
+        return self._thread.engine.renderer.tokenizer  # type: ignore[return-value]
+
+    def pool_stats(self) -> PoolStats:
+        """The block pool between two steps, in pages."""
+        self._check_usable()
+        return self._thread.call(self._internals.pool_stats)
+
+    def ledger(self) -> Ledger:
+        """A copy of the ledger: every page that was freed, when and why."""
+        self._check_usable()
+        return self._thread.call(self._internals.controller.ledger_copy)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes of ended requests."""
+        self._check_usable()
+        self._thread.call(self._thread.engine.reset_prefix_cache)
+
+    def run_on_engine_thread(self, function: Callable[[LLMEngine, EngineInternals], T]) -> T:
+        """Run a function between two steps, for tests and diagnosis."""
+        self._check_usable()
+        return self._thread.call(lambda: function(self._thread.engine, self._internals))
+
+    # ---- life
+
+    def close(self) -> None:
+        """Abort what runs and free the model and the cache; idempotent."""
+        if not self._closed and os.getpid() == self._pid:
+            self._closed = True
+            self._thread.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine was closed."""
+        return self._closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineError(
+                where="MemDecayEngine",
+                rule="it was started in another process and carried over a fork: its thread is not here",
+                remedy="Start the engine after forking.",
+            )
+        if self._closed:
+            raise EngineError(where="MemDecayEngine", rule="it is closed", remedy="Start another one.")
+
+
+def _close_at_exit(reference: weakref.ref[MemDecayEngine]) -> None:
+    engine = reference()
+    if engine is not None:
+        engine.close()

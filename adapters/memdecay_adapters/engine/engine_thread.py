@@ -1,0 +1,230 @@
+"""The one thread that owns vLLM: it takes commands, steps the engine and feeds the streams."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from memdecay_adapters.engine.results import GenerationChunk, GenerationResult, RetentionSummary
+from memdecay_adapters.engine.stream import RequestStream
+from memdecay_agents.errors import EngineError
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+RETENTION_KEY = "memdecay"
+
+
+class _Command(NamedTuple):
+    run: Callable[[], None]
+    refuse: Callable[[BaseException], None]
+
+
+@dataclass
+class _Running:
+    stream: RequestStream
+    internal_id: str
+    prompt_tokens: int
+    started: float
+    first_token: float | None = None
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] | None = None
+
+
+class EngineThread:
+    """Runs an `LLMEngine` on a thread of its own, for callers on any thread and event loop."""
+
+    def __init__(self, build: Callable[[], LLMEngine], shut_down: Callable[[LLMEngine], None]) -> None:
+        """Start the thread and build the engine on it; errors of the build are raised here."""
+        self._build = build
+        self._shut_down = shut_down
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._running: dict[str, _Running] = {}
+        self._started: Future[LLMEngine] = Future()
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._main, name="memdecay-engine", daemon=True)
+        self._thread.start()
+        self.engine = self._started.result()
+
+    # ---- from any thread
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run a function on the engine thread, between two steps, and return its result."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        if threading.current_thread() is self._thread:
+            run()
+        else:
+            self._send(_Command(run, future.set_exception))
+        return future.result()
+
+    def add(self, stream: RequestStream, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
+        """Start a request; errors of vLLM's own validation end its stream."""
+
+        def run() -> None:
+            try:
+                internal_id = self.engine.add_request(
+                    stream.request_id, {"prompt_token_ids": prompt_token_ids}, sampling
+                )
+            except Exception as error:
+                stream.fail(error)
+                return
+            self._running[stream.request_id] = _Running(
+                stream, internal_id, len(prompt_token_ids), started=time.perf_counter()
+            )
+
+        self._send(_Command(run, stream.fail))
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request; does nothing if it has ended."""
+        self._send(_Command(lambda: self._abort(request_id), lambda error: None))
+
+    def close(self) -> None:
+        """Abort what runs, shut vLLM down and end the thread; idempotent."""
+        with self._lock:
+            first, self._closing = not self._closing, True
+        if first:
+            self._commands.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _send(self, command: _Command) -> None:
+        with self._lock:
+            if not self._closing and self._failure is None:
+                self._commands.put(command)
+                return
+        command.refuse(self._closed_error())
+
+    def _closed_error(self) -> EngineError:
+        if self._failure is not None:
+            error = EngineError(
+                where="embedded engine",
+                rule=f"it stopped on a fault: {self._failure}",
+                remedy="Close it and start another one.",
+            )
+            error.__cause__ = self._failure
+            return error
+        return EngineError(
+            where="embedded engine", rule="it is closed", remedy="Start another one: MemDecayEngine(...)."
+        )
+
+    # ---- on the engine thread
+
+    def _main(self) -> None:
+        try:
+            self.engine = self._build()
+        except BaseException as error:
+            self._failure = error
+            self._started.set_exception(error)
+            return
+        self._started.set_result(self.engine)
+        try:
+            self._serve()
+        except BaseException as error:
+            logger.exception("the embedded engine stopped on a fault")
+            with self._lock:
+                self._failure = error
+        finally:
+            self._end_all()
+            self._shut_down(self.engine)
+
+    def _serve(self) -> None:
+        while True:
+            if not self._take_commands():
+                return
+            for output in self.engine.step():
+                self._deliver(output)  # type: ignore[arg-type]
+
+    def _take_commands(self) -> bool:
+        """Run waiting commands; wait for one while nothing runs. False: the engine is to close."""
+        while True:
+            wait = not self.engine.has_unfinished_requests()
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command.run()
+
+    def _deliver(self, output: RequestOutput) -> None:
+        running = self._running.get(output.request_id)
+        if running is None:
+            return
+        completion = output.outputs[0]
+        token_ids = tuple(completion.token_ids)
+        if token_ids and running.first_token is None:
+            running.first_token = time.perf_counter()
+        logprobs = None
+        if completion.logprobs is not None:
+            logprobs = tuple(completion.logprobs)
+            running.logprobs = [*(running.logprobs or []), *logprobs]
+        running.text.append(completion.text)
+        running.token_ids.extend(token_ids)
+        if token_ids or completion.text:
+            running.stream.put(GenerationChunk(completion.text, token_ids, logprobs))  # type: ignore[arg-type]
+        if output.finished:
+            retention = (output.kv_transfer_params or {}).get(RETENTION_KEY)
+            self._finish(
+                running,
+                finish_reason=completion.finish_reason or "stop",
+                stop_reason=completion.stop_reason,
+                cached_tokens=output.num_cached_tokens or 0,
+                retention=RetentionSummary.from_dict(retention) if retention else None,
+            )
+
+    def _abort(self, request_id: str) -> None:
+        running = self._running.get(request_id)
+        if running is not None:
+            self.engine.abort_request([running.internal_id], internal=True)
+            self._finish(running, finish_reason="abort", stop_reason=None, cached_tokens=0, retention=None)
+
+    def _finish(self, running: _Running, **fields: Any) -> None:
+        del self._running[running.stream.request_id]
+        now = time.perf_counter()
+        running.stream.finish(
+            GenerationResult(
+                request_id=running.stream.request_id,
+                text="".join(running.text),
+                token_ids=tuple(running.token_ids),
+                prompt_tokens=running.prompt_tokens,
+                wall_seconds=now - running.started,
+                time_to_first_token_seconds=(running.first_token or now) - running.started,
+                logprobs=tuple(running.logprobs) if running.logprobs is not None else None,
+                **fields,
+            )
+        )
+
+    def _end_all(self) -> None:
+        with self._lock:
+            self._closing = True
+        error = self._closed_error()
+        for running in self._running.values():
+            running.stream.fail(error)
+        self._running.clear()
+        while True:  # commands that arrived last must not leave their callers waiting
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if command is not None:
+                command.refuse(error)

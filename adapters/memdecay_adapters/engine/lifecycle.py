@@ -1,0 +1,50 @@
+"""Build vLLM's engine inside this process, and take it down so that another can follow."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+
+def build_llm_engine(arguments: EngineArgs) -> LLMEngine:
+    """vLLM's engine with core and worker in this process, whatever VLLM_ENABLE_V1_MULTIPROCESSING says.
+
+    A core or worker in another process would start through ``multiprocessing`` and break user scripts that
+    have no ``__main__`` guard. On a CPU vLLM would otherwise choose worker processes, for the sake of thread
+    binding; in this process the number of threads is OMP_NUM_THREADS, or all cores.
+    """
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor import Executor
+
+    from memdecay_adapters.engine.support import check_supported
+
+    vllm_config = arguments.create_engine_config(UsageContext.LLM_CLASS)
+    check_supported(vllm_config)
+    if vllm_config.parallel_config.world_size == 1:
+        vllm_config.parallel_config.distributed_executor_backend = "uni"
+    return LLMEngine(
+        vllm_config=vllm_config,
+        executor_class=Executor.get_class(vllm_config),
+        log_stats=not arguments.disable_log_stats,
+        usage_context=UsageContext.LLM_CLASS,
+        multiprocess_mode=False,
+    )
+
+
+def shut_down_llm_engine(engine: LLMEngine) -> None:
+    """Free the model, the cache and vLLM's process-wide groups."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    engine.engine_core.shutdown()
+    ensure_kv_transfer_shutdown()
+    AttentionBackendEnum.CPU_ATTN.clear_override()
+    del engine
+    cleanup_dist_env_and_memory()
+    gc.collect()

@@ -1,0 +1,84 @@
+"""What a request gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FinishReason = str
+"""vLLM's finish reasons: "stop", "length", "abort", ..."""
+
+
+@dataclass(frozen=True)
+class RetentionSummary:
+    """What the cache held of one request and what left it. Pages unless another unit is named."""
+
+    session: str
+    """The session's key."""
+    agent: str
+    turn: int
+    policy: str
+    page_size_tokens: int
+    budget_pages: int | None
+    """None: no budget, nothing is evicted."""
+    pages_held: int
+    """When the request ended."""
+    pages_total: int
+    """Pages that the request's tokens take without eviction."""
+    peak_pages_prefill: int
+    peak_pages_decode: int
+    evictions: int
+    shortfall_pages: int
+    """The most pages by which the budget could not be met (pinned and protected pages); 0 if it always was."""
+    tokens_by_region: dict[str, int] = field(default_factory=dict)
+    """All tokens of the request."""
+    pages_by_region: dict[str, int] = field(default_factory=dict)
+    """All pages of the request, each counted for its majority region."""
+    pages_held_by_region: dict[str, int] = field(default_factory=dict)
+    freed_by_region: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> RetentionSummary:
+        """Rebuild a summary from the plain dict that the scheduler attached to the request's output."""
+        return cls(**raw)
+
+
+@dataclass(frozen=True)
+class GenerationChunk:
+    """What one engine step added to a request."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[Mapping[int, Any], ...] | None = None
+    """vLLM ``Logprob`` by token id, one mapping a generated token."""
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """A finished request."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
+    wall_seconds: float
+    time_to_first_token_seconds: float
+    logprobs: tuple[Mapping[int, Any], ...] | None = None
+    retention: RetentionSummary | None = None
+    """None: the request carried no hints and the engine has no default budget."""
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that were generated."""
+        return len(self.token_ids)
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Generated tokens after the first, per second after the first; 0.0 for a single token."""
+        seconds = self.wall_seconds - self.time_to_first_token_seconds
+        return (len(self.token_ids) - 1) / seconds if len(self.token_ids) > 1 and seconds > 0 else 0.0

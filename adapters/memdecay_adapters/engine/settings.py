@@ -1,0 +1,56 @@
+"""What the engine's parts in all processes need to know, carried in vLLM's ``additional_config``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+ADDITIONAL_CONFIG_KEY = "memdecay"
+
+
+class EngineSettings(BaseModel):
+    """The plugin's own settings beside vLLM's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: MemDecayConfig
+    """Regions, policy, budgets and measurement."""
+
+    check_integrity: bool = False
+    """Check the block pool and every block-table row at each step (tests, debugging): a live row that
+    points at a freed page, a double free or a stale row stops the engine with an IntegrityError."""
+
+    def to_additional_config(self) -> dict[str, Any]:
+        """The value for vLLM's ``additional_config``; JSON-safe."""
+        return {ADDITIONAL_CONFIG_KEY: self.model_dump(mode="json")}
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: VllmConfig) -> EngineSettings:
+        """Read the settings back in any of vLLM's processes.
+
+        Raises:
+            ConfigError: ``additional_config["memdecay"]`` is missing or malformed.
+        """
+        raw = (vllm_config.additional_config or {}).get(ADDITIONAL_CONFIG_KEY)  # type: ignore[union-attr]
+        if raw is None:
+            raise ConfigError(
+                where="vLLM additional_config",
+                rule=f"the key {ADDITIONAL_CONFIG_KEY!r} is missing",
+                remedy="Start the engine with MemDecayEngine, which fills it in.",
+            )
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(
+                where=f"additional_config[{ADDITIONAL_CONFIG_KEY!r}].{'.'.join(map(str, first['loc']))}",
+                rule=str(first["msg"]),
+                remedy="Correct or remove this setting.",
+            ) from error

@@ -1,0 +1,37 @@
+"""One engine for equal configurations: chat models that ask for the same engine share its weights."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from memdecay_adapters.engine.engine import MemDecayEngine
+from memdecay_adapters.models import resolve_model
+from memdecay_agents.config import MemDecayConfig
+
+_lock = threading.Lock()
+_engines: dict[str, MemDecayEngine] = {}
+
+
+def shared_engine(
+    model: str | None = None,
+    config: MemDecayConfig | None = None,
+    engine_args: Mapping[str, Any] | None = None,
+) -> MemDecayEngine:
+    """The open engine with exactly this model, configuration and arguments, or a new one.
+
+    Raises:
+        EngineError: an engine with other settings is open in this process.
+    """
+    config = config or MemDecayConfig()
+    key = json.dumps([resolve_model(model), config.model_dump(mode="json"), dict(engine_args or {})],
+                     sort_keys=True, default=repr)  # fmt: skip
+    with _lock:
+        engine = _engines.get(key)
+        if engine is None or engine.closed:
+            engine = MemDecayEngine(model, config=config, engine_args=engine_args)
+            _engines.clear()
+            _engines[key] = engine
+        return engine

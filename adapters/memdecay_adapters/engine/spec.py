@@ -1,0 +1,65 @@
+"""The KV-cache spec that makes vLLM's engine core use our manager for full-attention layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from vllm.config import VllmConfig
+from vllm.utils.math_utils import cdiv
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+from memdecay_adapters.engine.manager import MemDecayManager
+from memdecay_adapters.engine.settings import EngineSettings
+from memdecay_agents.errors import UnsupportedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemDecaySpec(FullAttentionSpec):
+    """A full-attention cache whose requests may hold fewer pages than their length."""
+
+    def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
+        """Bytes that one request of maximal length can occupy: its budget and one prefill chunk.
+
+        vLLM refuses to start when this does not fit the pool; under a default budget a prompt larger
+        than the pool is served all the same.
+        """
+        full = int(super().max_memory_usage_bytes(vllm_config))
+        budget_tokens = EngineSettings.from_vllm_config(vllm_config).config.default_budget_tokens
+        if budget_tokens is None:
+            return full
+        chunk_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        pages = budget_tokens // self.block_size + cdiv(chunk_tokens, self.block_size) + 1
+        return min(full, pages * self.page_size_bytes)
+
+
+def register_spec() -> None:
+    """Tell vLLM which manager serves `MemDecaySpec`; idempotent.
+
+    The built-in specs must be registered first, or vLLM takes our registration for a complete one.
+    """
+    KVCacheSpecRegistry._ensure_registered()
+    KVCacheSpecRegistry.register(MemDecaySpec, MemDecayManager, uniform_type_base_spec=FullAttentionSpec)
+
+
+def to_memdecay_specs(specs: dict[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    """Replace each layer's full-attention spec by ours.
+
+    Raises:
+        UnsupportedError: a layer with any other kind of cache (sliding window, chunked, MLA, Mamba).
+    """
+    replaced: dict[str, KVCacheSpec] = {}
+    for layer, spec in specs.items():
+        windowed = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+        if type(spec) is not FullAttentionSpec or windowed:
+            kind = f"{type(spec).__name__}, window {windowed}" if windowed else type(spec).__name__
+            raise UnsupportedError(
+                where=f"layer {layer!r}",
+                rule=f"its cache is {kind}; pages are evicted from plain full attention only",
+                remedy="Use a model whose layers are all full attention (Llama, Qwen2.5, Qwen3, SmolLM2, ...), "
+                "or run this one in vLLM without memdecay.",
+            )
+        fields = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec) if f.init}
+        replaced[layer] = MemDecaySpec(**fields)
+    return replaced

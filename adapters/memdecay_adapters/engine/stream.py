@@ -1,0 +1,136 @@
+"""The caller's end of a request: an iterator, sync and async, over what the engine thread produces."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from memdecay_adapters.engine.results import GenerationChunk, GenerationResult
+
+
+class RequestStream:
+    """Chunks of one request as they come, then its result.
+
+    Any thread may read it, and any event loop; chunks go to whoever asks first. Cancelling a coroutine
+    that waits here aborts the request, and so does leaving an async iteration early.
+    """
+
+    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self._abort = abort
+        self._condition = threading.Condition()
+        self._chunks: deque[GenerationChunk] = deque()
+        self._result: GenerationResult | None = None
+        self._error: BaseException | None = None
+        self._wakers: list[Callable[[], None]] = []
+
+    # ---- the engine thread's end
+
+    def put(self, chunk: GenerationChunk) -> None:
+        """Hand over a chunk."""
+        self._change(lambda: self._chunks.append(chunk))
+
+    def finish(self, result: GenerationResult) -> None:
+        """End the stream with its result."""
+
+        def end() -> None:
+            self._result = result
+
+        self._change(end)
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream with an error, raised to every reader; a finished stream stays finished."""
+
+        def end() -> None:
+            if self._result is None:
+                self._error = error
+
+        self._change(end)
+
+    def _change(self, change: Callable[[], object]) -> None:
+        with self._condition:
+            change()
+            wakers, self._wakers = self._wakers, []
+            self._condition.notify_all()
+        for wake in wakers:
+            wake()
+
+    # ---- the caller's end
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended."""
+        with self._condition:
+            return self._result is not None or self._error is not None
+
+    def abort(self) -> None:
+        """Stop the request; its result then says ``finish_reason="abort"``."""
+        if not self.done:
+            self._abort(self.request_id)
+
+    def result(self, timeout_seconds: float | None = None) -> GenerationResult:
+        """Wait for the end.
+
+        Raises:
+            TimeoutError: it has not come within ``timeout_seconds``; the request goes on.
+            MemDecayError: the engine closed or failed.
+        """
+        with self._condition:
+            if not self._condition.wait_for(lambda: self._result or self._error, timeout_seconds):
+                raise TimeoutError(f"request {self.request_id} has not ended within {timeout_seconds} s")
+            return self._ended()
+
+    def __iter__(self) -> Iterator[GenerationChunk]:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._chunks or self._result or self._error)
+                if not self._chunks:
+                    self._ended()
+                    return
+                chunk = self._chunks.popleft()
+            yield chunk
+
+    async def aresult(self) -> GenerationResult:
+        """Wait for the end without blocking the event loop; cancelling this aborts the request."""
+        try:
+            while not self.done:
+                await self._changed(lambda: self._result is not None or self._error is not None)
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        return self._ended()
+
+    async def __aiter__(self) -> AsyncIterator[GenerationChunk]:
+        try:
+            while True:
+                await self._changed(lambda: bool(self._chunks or self._result or self._error))
+                with self._condition:
+                    if not self._chunks:
+                        self._ended()
+                        return
+                    chunk = self._chunks.popleft()
+                yield chunk
+        finally:
+            self.abort()  # does nothing once the request has ended
+
+    async def _changed(self, ready: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._condition:
+            if ready():
+                return
+            self._wakers.append(wake)
+        await changed.wait()
+
+    def _ended(self) -> GenerationResult:
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result

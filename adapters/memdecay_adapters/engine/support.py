@@ -1,0 +1,47 @@
+"""Refuse at start-up what eviction would silently break."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memdecay_agents.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def check_supported(vllm_config: VllmConfig) -> None:
+    """Check a complete vLLM configuration against what this engine supports.
+
+    Raises:
+        UnsupportedError: names the option or the property of the model, and what to change.
+    """
+    model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
+    hf_config = model.hf_text_config
+    windows = getattr(hf_config, "sliding_window", None)
+    layer_types = set(getattr(hf_config, "layer_types", None) or ())
+    uses_window = bool(windows) and getattr(hf_config, "use_sliding_window", True)
+    if layer_types:
+        uses_window = "sliding_attention" in layer_types
+    refusals = [
+        (uses_window, "the model has sliding-window layers", "Use a model with full attention in all layers."),
+        (model.is_hybrid, "the model is a hybrid of attention and state-space layers",
+         "Use a model with full attention in all layers."),
+        (model.use_mla, "the model uses multi-head latent attention", "Use a model with plain or grouped-query attention."),
+        (model.is_multimodal_model, "the model takes images, audio or video", "Use a text-only model."),
+        (model.runner_type != "generate", f"the runner is {model.runner_type!r}", "Use a generating model."),
+        (parallel.pipeline_parallel_size > 1, "pipeline parallelism is on", "Set pipeline_parallel_size=1."),
+        (parallel.decode_context_parallel_size > 1, "decode context parallelism is on",
+         "Set decode_context_parallel_size=1."),
+        (parallel.prefill_context_parallel_size > 1, "prefill context parallelism is on",
+         "Set prefill_context_parallel_size=1."),
+        (parallel.data_parallel_size > 1, "data parallelism is on", "Run one engine per replica."),
+        (vllm_config.speculative_config is not None, "speculative decoding is on", "Leave speculative_config unset."),
+        (vllm_config.lora_config is not None, "LoRA is on, which is untested", "Leave enable_lora unset."),
+        (str(cache.cache_dtype).startswith(("fp8", "int8", "nvfp4", "turboquant")),
+         f"the KV cache is quantised ({cache.cache_dtype})", "Set kv_cache_dtype='auto'."),
+        (bool(cache.block_size % 16), f"block_size is {cache.block_size}", "Use a multiple of 16 tokens."),
+    ]  # fmt: skip
+    for refused, rule, remedy in refusals:
+        if refused:
+            raise UnsupportedError(where=f"model {model.model!r}", rule=rule, remedy=remedy)

@@ -1,0 +1,144 @@
+"""From messages and keywords to a request for the engine: prompt, hints, sampling, grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import BaseMessage
+
+from memdecay_adapters.langchain.call_settings import CALL_KEYS, CallSettings, ModelDefaults, resolve_call
+from memdecay_adapters.langchain.prompt import build_prompt
+from memdecay_adapters.langchain.sampling import ALIASES, SAMPLING_KEYS, sampling_fields, to_sampling_params
+from memdecay_adapters.langchain.structured_output import response_schema
+from memdecay_adapters.langchain.tool_choice import check_tool_choice, tool_schemas
+from memdecay_adapters.langchain.tool_grammar import answer_grammar
+from memdecay_agents.errors import ConfigError
+from memdecay_agents.hints import RequestHints
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+    from memdecay_adapters.engine import MemDecayEngine, RequestStream
+
+TOOL_KEYS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "response_format"})
+PASSED_KEYS = frozenset({"model", "stream", "stream_usage", "stream_options", "strict", "chat_template"})
+"""Keywords that other code passes: ``model`` and ``chat_template`` are read elsewhere, the rest say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One call, ready for the engine."""
+
+    engine: MemDecayEngine
+    prompt_token_ids: list[int]
+    hints: RequestHints
+    sampling: SamplingParams
+    settings: CallSettings
+    reads_calls: bool
+    """Whether tool calls may be in the answer."""
+    with_logprobs: bool
+
+    def submit(self) -> RequestStream:
+        """Start it; see `MemDecayEngine.submit`."""
+        return self.engine.submit(self.prompt_token_ids, sampling=self.sampling, hints=self.hints)
+
+
+def build_request(
+    engine: MemDecayEngine,
+    messages: Sequence[BaseMessage],
+    stop: Sequence[str] | None,
+    call: Mapping[str, Any],
+    *,
+    metadata: Mapping[str, Any],
+    sampling_defaults: Mapping[str, Any],
+    defaults: ModelDefaults,
+    chat_template: str | None = None,
+) -> ChatRequest:
+    """Build the request for one call.
+
+    Args:
+        engine: the engine that will serve it; its configuration knows the regions.
+        messages: the conversation.
+        stop: LangChain's stop strings.
+        call: keywords of the call: sampling, tools, and settings of the node.
+        metadata: run metadata, completed from the context.
+        sampling_defaults: the model's sampling fields.
+        defaults: the model's budgets, pins and output region.
+        chat_template: template in place of the tokenizer's.
+
+    Raises:
+        ConfigError: an unknown keyword or a value that does not hold.
+        ContextLengthError: prompt and answer do not fit the model.
+        RegionError: an unknown region.
+    """
+    _check_keywords(call)
+    settings = resolve_call(metadata, _among(call, CALL_KEYS), defaults, engine.config)
+    tools = list(call.get("tools") or [])
+    schemas = tool_schemas(tools)
+    choice = check_tool_choice(
+        call.get("tool_choice"),
+        [tool.name for tool in schemas],
+        parallel=call.get("parallel_tool_calls") is not False,
+    )
+    grammar = answer_grammar(schemas, choice, response_schema(call.get("response_format")))
+    # what is forced to be a call will be read as a call in the next turn's prompt
+    region = "tool_in" if choice.mode == "required" else settings.output_region
+    prompt = build_prompt(
+        messages,
+        engine.tokenizer,
+        tools=tools or None,
+        config=engine.config,
+        chat_template=call.get("chat_template") or chat_template,
+        default_output_region=region,
+    )
+    fields = sampling_fields(sampling_defaults, stop, _among(call, SAMPLING_KEYS | ALIASES.keys()))
+    sampling = to_sampling_params(
+        fields,
+        prompt_tokens=len(prompt.token_ids),
+        max_model_len=engine.max_model_len,
+        grammar=grammar,
+    )
+    hints = RequestHints(
+        tenant=settings.tenant,
+        session=settings.session,
+        agent=settings.agent,
+        turn=sum(message.type in ("ai", "AIMessageChunk") for message in messages),
+        base=0,
+        budget_tokens=_budget_tokens(settings, engine),
+        pins=settings.pins,
+        spans=tuple(prompt.spans),
+        output_region=region,
+    )
+    return ChatRequest(
+        engine=engine,
+        prompt_token_ids=prompt.token_ids,
+        hints=hints,
+        sampling=sampling,
+        settings=settings,
+        reads_calls=choice.mode != "none",
+        with_logprobs=sampling.logprobs is not None,
+    )
+
+
+def _budget_tokens(settings: CallSettings, engine: MemDecayEngine) -> int | None:
+    """None means the configuration's default to the engine: where no budget is meant, name the longest."""
+    if settings.unlimited and engine.config.default_budget_tokens is not None:
+        return max(engine.max_model_len, engine.config.page_size_tokens) + engine.config.page_size_tokens
+    return settings.budget_tokens
+
+
+def _among(call: Mapping[str, Any], keys: frozenset[str] | set[str]) -> dict[str, Any]:
+    return {key: value for key, value in call.items() if key in keys}
+
+
+def _check_keywords(call: Mapping[str, Any]) -> None:
+    known = SAMPLING_KEYS | ALIASES.keys() | CALL_KEYS | TOOL_KEYS | PASSED_KEYS
+    for key in call:
+        if key not in known:
+            raise ConfigError(
+                where=f"keyword {key!r} of a chat model call",
+                rule="unknown",
+                remedy=f"Known keywords: {', '.join(sorted(known))}.",
+            )

@@ -1,0 +1,216 @@
+"""LangChain messages as the message dicts of a chat template, with labels on every string.
+
+A template that lacks something gets it in another form (``Features`` says what it has):
+
+    tools without support         announced in the system message, in Hermes style
+    tool calls without support    text ``<tool_call>...</tool_call>`` in the assistant's content
+    tool results without support  a user message ``<tool_response>...</tool_response>``
+    no system role                the system text opens the next user message
+    strict alternation            neighbours of one role become one message
+    one call a message            several calls become several assistant messages
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+
+from memdecay_adapters.langchain.drafts import SYSTEM, Draft, alternating, announce_tools, without_system
+from memdecay_adapters.langchain.regions import DEFAULT_RULES, Label, MessageParts, Part, RegionRules, infer_parts
+from memdecay_adapters.langchain.tags import TagErrorHandler, warn_tag_error
+from memdecay_adapters.langchain.templates.environment import EntryDict
+from memdecay_adapters.langchain.templates.features import Features, as_blocks
+from memdecay_adapters.langchain.templates.origin import PREAMBLE, Origin
+from memdecay_adapters.langchain.templates.taint import concat, plain, tainted
+from memdecay_adapters.langchain.tool_text import broken_call_text, call_text, response_text
+from memdecay_agents.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages and tools for a template, with origins and without."""
+
+    entries: list[EntryDict]
+    """Message dicts whose strings know their origin."""
+    defaults: list[Label]
+    """Default label of each entry."""
+    tools: list[dict[str, Any]] | None
+    plain_messages: list[dict[str, Any]]
+    """What goes to ``tokenizer.apply_chat_template``."""
+    plain_tools: list[dict[str, Any]] | None
+
+
+def convert_messages(
+    messages: Sequence[BaseMessage],
+    features: Features,
+    *,
+    tools: Sequence[dict[str, Any]] | None,
+    known: Sequence[str],
+    rules: RegionRules = DEFAULT_RULES,
+    on_tag_error: TagErrorHandler = warn_tag_error,
+) -> Conversation:
+    """Convert a conversation for a template with these features.
+
+    Args:
+        messages: LangChain messages.
+        features: what the template can do.
+        tools: OpenAI tool schemas; None or empty: no tools.
+        known: region names of the configuration.
+        rules: what region inference may be told.
+        on_tag_error: called for tags that cannot be used.
+
+    Raises:
+        UnsupportedError: a content block that is no text, or a kind of message that is no conversation.
+    """
+    drafts: list[Draft] = []
+    for message in messages:
+        parts = infer_parts(message, known, rules=rules, on_tag_error=on_tag_error)
+        drafts.extend(_drafts(message, parts, features))
+    if tools and not features.tools:
+        announce_tools(drafts, tools, features.default_system)
+    if not features.system_role:
+        drafts = without_system(drafts)
+    if not features.repeated_roles:
+        drafts = alternating(drafts)
+    entries = [_entry(draft, number, features) for number, draft in enumerate(drafts)]
+    given = list(tools) if tools and features.tools else ([] if features.needs_tool_list else None)
+    return Conversation(
+        entries=entries,
+        defaults=[draft.default for draft in drafts],
+        tools=_taint(given, Origin(PREAMBLE, SYSTEM)),
+        plain_messages=[_plain(entry) for entry in entries],
+        plain_tools=given,
+    )
+
+
+def _drafts(message: BaseMessage, parts: MessageParts, features: Features) -> list[Draft]:
+    draft = Draft(_role(message), parts.default, list(parts.text))
+    if isinstance(message, (ToolMessage, FunctionMessage)):
+        return [_tool_result(message, draft, features)]
+    if not isinstance(message, AIMessage):
+        return [draft]
+    if features.reasoning_key is not None:
+        draft.reasoning = list(parts.reasoning)
+    elif parts.reasoning:
+        label = parts.reasoning[0].label
+        draft.text[:0] = [Part("<think>\n", label), *parts.reasoning, Part("\n</think>\n\n", label)]
+    draft.calls_label = parts.calls
+    for broken in message.invalid_tool_calls:
+        _append_block(draft, Part(broken_call_text(broken.get("args") or ""), parts.calls))
+    if not features.tool_calls:
+        for call in message.tool_calls:
+            _append_block(draft, Part(call_text(call["name"], call["args"]), parts.calls))
+        return [draft]
+    calls = [{"id": _call_id(c["id"], features), "name": c["name"], "args": c["args"]} for c in message.tool_calls]
+    if len(calls) > 1 and not features.parallel_calls:
+        draft.calls = calls[:1]
+        return [draft, *(replace(draft, text=[], reasoning=[], calls=[call]) for call in calls[1:])]
+    draft.calls = calls
+    return [draft]
+
+
+def _tool_result(message: ToolMessage | FunctionMessage, draft: Draft, features: Features) -> Draft:
+    if not features.tool_role:
+        opening, _, closing = response_text("")
+        draft.role = "user"
+        draft.text = [Part(opening, draft.default), *draft.text, Part(closing, draft.default)]
+        return draft
+    draft.extra = {"tool_call_id": _call_id(getattr(message, "tool_call_id", ""), features)}
+    if message.name:
+        draft.extra["name"] = message.name
+    return draft
+
+
+def _append_block(draft: Draft, part: Part) -> None:
+    if draft.text:
+        part = part._replace(text="\n" + part.text)
+    draft.text.append(part)
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, ChatMessage):
+        return message.role
+    for kind, role in (
+        (HumanMessage, "user"), (AIMessage, "assistant"), (SystemMessage, "system"),
+        (ToolMessage, "tool"), (FunctionMessage, "tool"),
+    ):  # fmt: skip
+        if isinstance(message, kind):
+            return role
+    raise UnsupportedError(
+        where=f"a {type(message).__name__} in a prompt",
+        rule="only human, AI, system, tool and chat messages can be written into a prompt",
+        remedy="Remove it before the model is called.",
+    )
+
+
+def _call_id(given: str | None, features: Features) -> str:
+    """The id of a call; for templates that want nine characters, nine that stand for it."""
+    given = given or ""
+    if not features.short_call_ids or (len(given) == 9 and given.isascii() and given.isalnum()):
+        return given
+    return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def _entry(draft: Draft, number: int, features: Features) -> EntryDict:
+    entry = EntryDict(role=draft.role)
+    entry._entry = number
+    content = _join_parts(draft.text, number)
+    no_content = draft.calls and not content and features.no_content_with_calls
+    entry["content"] = None if no_content else as_blocks(content) if features.block_content else content
+    if draft.reasoning and features.reasoning_key is not None:
+        entry[features.reasoning_key] = _join_parts(draft.reasoning, number)
+    if draft.calls:
+        entry["tool_calls"] = [_call_entry(call, Origin(number, draft.calls_label), features) for call in draft.calls]
+    for key, value in draft.extra.items():
+        entry[key] = tainted(value, Origin(number, draft.default))
+    return entry
+
+
+def _call_entry(call: dict[str, Any], origin: Origin, features: Features) -> dict[str, Any]:
+    arguments = call["args"]
+    if features.json_arguments:
+        arguments = json_arguments(arguments)
+    function = {"name": tainted(call["name"], origin), "arguments": _taint(arguments, origin)}
+    return {"id": tainted(call["id"], origin), "type": "function", "function": function}
+
+
+def json_arguments(arguments: Any) -> str:
+    """Arguments of a call as JSON text."""
+    return json.dumps(arguments, ensure_ascii=False, default=str)
+
+
+def _join_parts(parts: Sequence[Part], number: int) -> str:
+    return concat([tainted("", Origin(number, SYSTEM)), *(tainted(p.text, Origin(number, p.label)) for p in parts)])
+
+
+def _taint(value: Any, origin: Origin) -> Any:
+    if isinstance(value, str):
+        return tainted(value, origin)
+    if isinstance(value, dict):
+        return {_taint(key, origin): _taint(item, origin) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_taint(item, origin) for item in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value

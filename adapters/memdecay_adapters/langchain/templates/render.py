@@ -1,0 +1,202 @@
+"""From a conversation to the prompt's text and its labelled stretches.
+
+The text is transformers' own render, always. The tracked render must give the same text; where it does not, or
+fails, the regions come from the text alone (``fallback``), with one warning per template.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jinja2
+
+from memdecay_adapters.langchain.regions import Label
+from memdecay_adapters.langchain.templates.environment import EntryDict, TaintEnvironment
+from memdecay_adapters.langchain.templates.fallback import anchored_runs
+from memdecay_adapters.langchain.templates.features import Features, probe_features
+from memdecay_adapters.langchain.templates.resolve import Resolved, Stretch, resolve, with_generation
+from memdecay_adapters.langchain.templates.taint import runs_of
+from memdecay_adapters.langchain.warn import warn_once
+from memdecay_agents.errors import UnsupportedError
+
+SYSTEM = Label("system")
+"""Label of the preamble and of tool schemas."""
+
+
+class Rendered(NamedTuple):
+    """A prompt's text, cut into labelled stretches."""
+
+    text: str
+    stretches: list[Stretch]
+    fallback_reason: str | None
+    """Why the regions are approximate; None: they are exact."""
+
+
+class ChatTemplate:
+    """A tokenizer's chat template: what it can do, and how to render it.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        source: the template's text.
+        options: further template variables (``enable_thinking`` ...).
+    """
+
+    def __init__(self, tokenizer: Any, source: str, options: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer
+        self.source = source
+        self.options = dict(options)
+        digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        self.name = f"{getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__} (template {digest})"
+
+    @property
+    def features(self) -> Features:
+        """What the template can do; probed once for each template text."""
+        key = (self.source, tuple(sorted((k, str(v)) for k, v in self.tokenizer.special_tokens_map.items())))
+        features = _features.get(key)
+        if features is None:
+            features = probe_features(self.source, lambda messages, tools: self._apply(messages, tools, False))
+            _features[key] = features
+        return features
+
+    def plain(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, add_generation_prompt: bool
+    ) -> str:
+        """Render as transformers does.
+
+        Raises:
+            UnsupportedError: the template refuses the conversation, with its reason.
+        """
+        try:
+            return self._apply(messages, tools, add_generation_prompt)
+        except Exception as error:
+            raise UnsupportedError(
+                where=f"chat template of {self.name}",
+                rule=f"it refuses the conversation: {type(error).__name__}: {error}",
+                remedy="Change the order or the kinds of the messages, or pass another chat_template.",
+            ) from error
+
+    def tracked(self, entries: Sequence[EntryDict], tools: Sequence[Any] | None, add_generation_prompt: bool) -> str:
+        """Render with origins; raises whatever the template raises."""
+        variables = {**self.tokenizer.special_tokens_map, **self.options}
+        return compile_tracked(self.source).render(
+            messages=list(entries),
+            tools=tools,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
+
+    def _apply(self, messages: Any, tools: Any, add_generation_prompt: bool) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                chat_template=self.source,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **self.options,
+            )
+        )
+
+
+def render_regions(
+    template: ChatTemplate,
+    entries: Sequence[EntryDict],
+    plain_messages: Sequence[Mapping[str, Any]],
+    defaults: Sequence[Label],
+    *,
+    tools: Sequence[Any] | None,
+    plain_tools: Sequence[Any] | None,
+    add_generation_prompt: bool,
+    generation: Label,
+) -> Rendered:
+    """Render a conversation and label its text.
+
+    Args:
+        template: the chat template.
+        entries: messages with origins in their strings.
+        plain_messages: the same without.
+        defaults: default label of each entry.
+        tools: tool schemas with origins; ``plain_tools`` the same without.
+        add_generation_prompt: open the assistant's message at the end.
+        generation: label of that opening.
+
+    Raises:
+        UnsupportedError: the template refuses the conversation.
+    """
+    text = template.plain(plain_messages, plain_tools, add_generation_prompt)
+    reason = None
+    try:
+        tracked = template.tracked(entries, tools, add_generation_prompt)
+        if tracked != text:
+            reason = "the tracked render gives another text than transformers'"
+    except Exception as error:  # a template that transformers renders must never end a run here
+        tracked, reason = "", f"the tracked render failed: {type(error).__name__}: {error}"
+    if reason is None:
+        resolved = resolve(runs_of(tracked), defaults, SYSTEM)
+    else:
+        _count_fallback(template.name, reason)
+        resolved = resolve(anchored_runs(text, entries), defaults, SYSTEM)
+    stretches = resolved.stretches
+    if add_generation_prompt:
+        start = _generation_start(template, text, resolved, plain_messages, plain_tools)
+        if start is not None:
+            stretches = with_generation(stretches, start, generation)
+    return Rendered(text, stretches, reason)
+
+
+def _generation_start(
+    template: ChatTemplate,
+    text: str,
+    resolved: Resolved,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] | None,
+) -> int | None:
+    """Where the generation prompt begins: by its mark, else what a render without it leaves out."""
+    if resolved.generation_start is not None:
+        return resolved.generation_start
+    if "add_generation_prompt" not in template.source:
+        return None
+    try:
+        shorter = template.plain(messages, tools, False)
+    except UnsupportedError:
+        return None
+    return len(shorter) if text.startswith(shorter) else None
+
+
+def fallback_count(name: str | None = None) -> int:
+    """Prompts of this process whose regions are approximate; of one template by its name, or of all."""
+    with _lock:
+        return _fallbacks[name] if name is not None else sum(_fallbacks.values())
+
+
+@lru_cache(maxsize=64)
+def compile_tracked(source: str) -> jinja2.Template:
+    """Compile a template for tracked rendering (cached)."""
+    return _environment().from_string(source)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> TaintEnvironment:
+    return TaintEnvironment()
+
+
+_features: dict[tuple[Any, ...], Features] = {}
+_fallbacks: Counter[str] = Counter()
+_lock = threading.Lock()
+
+
+def _count_fallback(name: str, reason: str) -> None:
+    with _lock:
+        _fallbacks[name] += 1
+    warn_once(
+        ("fallback", name),
+        f"Chat template of {name}: {reason}. Token ids are exact, but regions are found by searching the text "
+        "for the messages and are approximate. Later prompts of this template are not reported; "
+        "fallback_count() counts them.",
+    )

@@ -1,0 +1,96 @@
+"""A node's body in a closure runnable: settings go down to subgraphs, stamps go on what comes out.
+
+The closure goes around the runnable that langgraph has made of the user's function already. Decorating the
+function instead would lose the destinations in a ``Command[Literal[...]]`` annotation, and a plain wrapper
+around a coroutine function or a generator would fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
+from langgraph.utils.runnable import RunnableCallable  # type: ignore[attr-defined]  # its only public name
+
+from memdecay_adapters.langgraph.metadata import METADATA_KEY, OUTER_METADATA_KEY, settings_from_metadata
+from memdecay_adapters.langgraph.stamp import KnownMessages, known_messages, stamp_output
+
+_ORIGINAL = "memdecay_original"
+
+
+def wrap_body(
+    body: Runnable[Any, Any], output_region: str | None, message_keys: Collection[str] = frozenset()
+) -> Runnable[Any, Any]:
+    """Return a runnable that runs ``body`` and stamps what it writes.
+
+    Args:
+        body: the node's runnable, as langgraph coerced it. A body wrapped before is unwrapped first, so
+            that wrapping twice is wrapping once with the newer settings.
+        output_region: region to stamp on new messages; None stamps nothing.
+        message_keys: see `stamp_output`.
+    """
+    bound = original_body(body)
+    keys = frozenset(message_keys)
+
+    def stamp(output: Any, known: KnownMessages | None) -> Any:
+        if known is None or output_region is None:
+            return output
+        return stamp_output(output, known, output_region, keys)
+
+    def run(state: Any, config: RunnableConfig) -> Any:
+        known = known_messages(state) if output_region else None
+        with _settings_for_subgraphs(config) as inner:
+            output = bound.invoke(state, inner)
+        return stamp(output, known)
+
+    async def arun(state: Any, config: RunnableConfig) -> Any:
+        known = known_messages(state) if output_region else None
+        with _settings_for_subgraphs(config) as inner:
+            output = await bound.ainvoke(state, inner)
+        return stamp(output, known)
+
+    # langgraph refuses a timeout on a sync node by looking at the runnable: show it what the body is.
+    in_executor: Any = partial(cast(Any, run_in_executor), None, run)
+    afunc = arun if _is_async(bound) else in_executor
+    wrapped = RunnableCallable(run, afunc, name=getattr(bound, "name", None), trace=False, recurse=False)
+    setattr(wrapped, _ORIGINAL, bound)
+    return wrapped
+
+
+def original_body(body: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """Return the body that `wrap_body` wrapped, or the body itself."""
+    return cast("Runnable[Any, Any]", getattr(body, _ORIGINAL, body))
+
+
+@contextmanager
+def _settings_for_subgraphs(config: RunnableConfig) -> Iterator[RunnableConfig]:
+    """Pass the node's merged settings down, so that an inner node's settings extend the outer ones.
+
+    The config is also the context's config while the body runs: a node that calls a model without passing
+    a config reads it there.
+    """
+    metadata = config.get("metadata") or {}
+    if METADATA_KEY not in metadata and OUTER_METADATA_KEY not in metadata:
+        yield config
+        return
+    merged = settings_from_metadata(metadata).as_metadata()
+    inner = cast(RunnableConfig, {**config, "metadata": {**metadata, OUTER_METADATA_KEY: merged}})
+    token = var_child_runnable_config.set(inner)
+    try:
+        yield inner
+    finally:
+        var_child_runnable_config.reset(token)
+
+
+def _is_async(body: Runnable[Any, Any]) -> bool:
+    """Return whether ``ainvoke`` is the body's own, rather than its ``invoke`` in a thread."""
+    if isinstance(body, RunnableCallable):
+        executor_backed = isinstance(body.afunc, partial) and body.afunc.func is run_in_executor
+        return body.afunc is not None and not executor_backed
+    if isinstance(body, RunnableLambda):
+        return bool(getattr(body, "afunc", False))
+    return type(body).ainvoke is not Runnable.ainvoke

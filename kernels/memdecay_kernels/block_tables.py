@@ -1,0 +1,43 @@
+"""compact_block_table: drop evicted pages from block-table rows, keep the order of the rest.
+
+Attention over the compacted row equals attention over the whole row with the evicted tokens masked: keys
+carry their rotary position already, so only *which* pages are read changes, never where they stand.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class CompactTable(NamedTuple):
+    """Block-table rows without holes."""
+
+    block_table: torch.Tensor
+    """int32 ``[requests, max_pages]``: retained page ids first, zeros behind."""
+    kept_tokens: torch.Tensor
+    """int32 ``[requests]``: retained tokens (kept length; the sequence length stays what it was)."""
+    kept_pages: torch.Tensor
+    """bool ``[requests, max_pages]``: which logical pages were retained."""
+
+
+def compact_block_table(
+    block_table: torch.Tensor, seq_lens: torch.Tensor, page_size_tokens: int, null_page: int = 0
+) -> CompactTable:
+    """Compact rows on copies; the inputs are not written.
+
+    Args:
+        block_table: int32 ``[requests, max_pages]``, logical page order; evicted entries hold
+            ``null_page``. The page of the newest token is never evicted.
+        seq_lens: int32 ``[requests]``: logical lengths in tokens.
+        page_size_tokens: tokens in a page.
+        null_page: the id that marks an evicted page.
+    """
+    columns = torch.arange(block_table.shape[1], device=block_table.device)
+    used = columns[None, :] < ((seq_lens + page_size_tokens - 1) // page_size_tokens)[:, None]
+    kept = used & (block_table != null_page)
+    order = torch.argsort((~kept).to(torch.int8), dim=1, stable=True)
+    compacted = torch.where(kept, block_table, torch.zeros_like(block_table)).gather(1, order)
+    holes = (used & ~kept).sum(1, dtype=seq_lens.dtype)
+    return CompactTable(compacted, seq_lens - holes * page_size_tokens, kept)

@@ -1,0 +1,90 @@
+"""Where a page keeps the key of token ``t``: the packed layouts of key caches, as permutations.
+
+Serving engines store keys in the order that their attention kernel reads fastest: column-major for
+vector units, interleaved pairs for matrix units. A `KeyLayout` names the place of every element, so that
+one definition of attention mass serves them all. `recover_key_layout` finds it by writing known keys
+through the engine's own cache writer and looking where they land, which fails loudly when an engine
+changes its layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+_DIGIT = 16  # exactly representable, with its neighbours, in every float type a key cache uses
+
+
+@dataclass(frozen=True)
+class KeyLayout:
+    """The place of each key element inside the key part of one (page, head) cell.
+
+    Attributes:
+        offsets: int64 ``[page_size_tokens, head_dim]``; element (t, d) lies at this flat offset. A
+            permutation of ``range(page_size_tokens * head_dim)``.
+        name: what to call it in messages ("row_major", "amx", ...).
+    """
+
+    offsets: torch.Tensor
+    name: str
+
+    @property
+    def page_size_tokens(self) -> int:
+        """Tokens in a page."""
+        return int(self.offsets.shape[0])
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of one key."""
+        return int(self.offsets.shape[1])
+
+    @classmethod
+    def row_major(cls, page_size_tokens: int, head_dim: int) -> KeyLayout:
+        """The plain layout: token after token."""
+        flat = torch.arange(page_size_tokens * head_dim)
+        return cls(flat.view(page_size_tokens, head_dim), "row_major")
+
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        """Undo the packing: ``[..., page_size * head_dim]`` to ``[..., page_size, head_dim]``."""
+        return packed[..., self.offsets.reshape(-1)].unflatten(-1, tuple(self.offsets.shape))
+
+    def pack(self, keys: torch.Tensor) -> torch.Tensor:
+        """Pack keys ``[..., page_size, head_dim]`` to ``[..., page_size * head_dim]``."""
+        packed = torch.empty(*keys.shape[:-2], self.offsets.numel(), dtype=keys.dtype)
+        packed[..., self.offsets.reshape(-1)] = keys.flatten(-2)
+        return packed
+
+
+def recover_key_layout(
+    write: Callable[[torch.Tensor], torch.Tensor], page_size_tokens: int, head_dim: int, name: str
+) -> KeyLayout:
+    """Find a layout by writing known keys and looking where they land.
+
+    Args:
+        write: writes keys, float32 ``[page_size_tokens, head_dim]``, through the engine's cache writer
+            and returns the raw key part of the page, ``[page_size_tokens * head_dim]``, any float type.
+        page_size_tokens: tokens in a page.
+        head_dim: elements of one key.
+        name: the layout's name in messages.
+
+    Raises:
+        ValueError: what came back is no permutation of what was written, so that the layout is unknown.
+    """
+    index = torch.arange(page_size_tokens * head_dim).view(page_size_tokens, head_dim)
+    landed = torch.zeros(page_size_tokens * head_dim, dtype=torch.int64)
+    scale = 1
+    while scale < index.numel():
+        digit = (index // scale) % _DIGIT
+        raw = write((digit + 1).float()).reshape(-1).float() - 1
+        landed += raw.round().to(torch.int64) * scale
+        scale *= _DIGIT
+    if not torch.equal(landed.sort().values, index.reshape(-1)):
+        raise ValueError(
+            f"key layout {name!r} (page {page_size_tokens}, head_dim {head_dim}): the cache writer "
+            "returned values that are no permutation of the keys written"
+        )
+    offsets = torch.empty_like(landed)
+    offsets[landed] = torch.arange(landed.numel())
+    return KeyLayout(offsets.view(page_size_tokens, head_dim), name)

@@ -1,0 +1,220 @@
+"""One session's memory: its tokens, the pages it holds, its budget, and the plans that keep it within.
+
+The engine's loop, in its own words:
+
+    state.begin_turn(hints, n_prompt_tokens)
+    each step:  plan = state.plan(processed_tokens, held_pages, new_pages)
+                entries = state.apply(plan, request_id=...)         # and free plan.pages in the pool
+                state.on_computed(n_new_positions, n_generated); state.observe(observation)
+    preempted:  state.reset_cache()          ended: state.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memdecay_agents.arrays import IndexArray
+from memdecay_agents.budgets import budget_pages
+from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.errors import SpanError
+from memdecay_agents.hints import RequestHints
+from memdecay_agents.ledger import EvictionReason, Ledger, LedgerEntry
+from memdecay_agents.observations import Observation
+from memdecay_agents.pages import PageView, build_page_view, region_counts
+from memdecay_agents.policies.base import Policy
+from memdecay_agents.selection import EvictionPlan, plan_eviction
+from memdecay_agents.sessions import SessionId
+from memdecay_agents.token_state import TokenState
+
+
+class SessionState:
+    """All that is known about one session. Not thread-safe: the engine's thread owns it.
+
+    Args:
+        session_id: whose memory this is.
+        agent: name of the agent, for ledger and messages.
+        config: shared by all sessions of an engine.
+        policy: shared by all sessions of an engine.
+        ledger: where evictions are booked; by default one of its own.
+    """
+
+    def __init__(
+        self,
+        session_id: SessionId,
+        agent: str,
+        config: MemDecayConfig,
+        policy: Policy,
+        *,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """Begin with no tokens and the configuration's default budget."""
+        self.session_id = session_id
+        self.key = session_id.key()
+        self.agent = agent
+        self.config = config
+        self.policy = policy
+        self.ledger = Ledger() if ledger is None else ledger
+        self.tokens = TokenState(config, policy.refresh_rule())
+        self.budget_tokens = config.default_budget_tokens
+        self.turn = 0
+        self.peak_pages = 0
+        """Most pages ever held after a plan was made, the step's new ones included."""
+        self.budget_bound = False
+        """Whether the budget ever asked for an eviction: a budget that never bound changed nothing."""
+        self._view: PageView | None = None
+
+    @property
+    def budget_pages(self) -> int | None:
+        """Whole pages of the budget; None: no limit, also under a policy that never evicts."""
+        return budget_pages(self.budget_tokens, self.config.page_size_tokens) if self.policy.evicts else None
+
+    @property
+    def held_pages(self) -> tuple[int, ...]:
+        """Logical pages held, ascending."""
+        return tuple(sorted(self.ledger.held_pages(self.key)))
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def begin_turn(self, hints: RequestHints, n_prompt_tokens: int) -> None:
+        """Take in a turn's hints: rewind to its base, register its tokens, set pins, budget and turn.
+
+        Raises:
+            SpanError: the spans do not fit the prompt, or ``base`` lies beyond what the session has.
+            RegionError: a pin or the output region is unknown. In both cases nothing changed.
+        """
+        hints.check(n_prompt_tokens, self.config)
+        if hints.base > self.tokens.n_tokens:
+            raise SpanError(
+                where=f"agent '{hints.agent}', turn {hints.turn}",
+                rule=f"base {hints.base} is beyond the {self.tokens.n_tokens} tokens that this session has",
+                remedy="Send base 0 with spans for the whole prompt: the session's state is gone.",
+            )
+        self.rewind(hints.base)
+        self.turn = hints.turn
+        self.agent = hints.agent or self.agent
+        self.budget_tokens = self.config.default_budget_tokens if hints.budget_tokens is None else hints.budget_tokens
+        self.tokens.output_region = hints.output_region
+        self.tokens.extend(n_prompt_tokens - hints.base, spans=hints.spans)
+        self.tokens.set_pins(hints.pins)
+        self.tokens.on_turn_start()
+
+    def rewind(self, n_tokens: int) -> None:
+        """Go back to the first ``n_tokens`` tokens; pages wholly beyond are no longer held."""
+        if n_tokens < self.tokens.n_tokens:
+            self.tokens.truncate(n_tokens)
+            self.ledger.rewound(self.key, -(-n_tokens // self.config.page_size_tokens))
+
+    def on_computed(self, n_new_positions: int, n_generated: int) -> None:
+        """The engine computed KV for the next positions and sampled ``n_generated`` tokens."""
+        self.tokens.on_computed(n_new_positions, n_generated)
+
+    def observe(self, observation: Observation) -> None:
+        """Take in one measurement of attention.
+
+        Raises:
+            ObservationError: it names tokens that do not exist; nothing changed.
+        """
+        self.tokens.observe(observation)
+
+    def reset_cache(self) -> None:
+        """The session lost all its pages (preemption): clocks, attention and pages start again."""
+        self.tokens.reset_cache()
+        self.close()
+
+    def close(self) -> None:
+        """The session gave back all its pages."""
+        self.ledger.closed(self.key)
+        self._view = None
+
+    # --- eviction -------------------------------------------------------------------------------
+
+    def note_held(self, held_pages: IndexArray | Sequence[int]) -> None:
+        """Book pages that the engine holds and the ledger does not know yet."""
+        known = self.ledger.held_pages(self.key)
+        pages = held_pages.tolist() if isinstance(held_pages, np.ndarray) else held_pages
+        if new := [page for page in pages if page not in known]:
+            self.ledger.allocated(self.key, new)
+
+    def view(self, processed_tokens: int, held_pages: IndexArray | Sequence[int]) -> PageView:
+        """The held pages as the policy sees them."""
+        return build_page_view(self.tokens, held_pages, processed_tokens, self.config, session_key=self.key)
+
+    def plan(
+        self,
+        processed_tokens: int,
+        held_pages: IndexArray | Sequence[int],
+        new_pages: int = 0,
+        *,
+        pages_to_free: int | None = None,
+        allow_partial: bool = True,
+    ) -> EvictionPlan:
+        """Plan what to free so that held and new pages fit the budget; never raises on a shortfall.
+
+        Args:
+            processed_tokens: tokens whose KV is computed; pages beyond are not candidates.
+            held_pages: logical pages that the engine's block table holds now.
+            new_pages: pages that this step is about to allocate.
+            pages_to_free: free so many instead, whatever the budget (pool pressure).
+            allow_partial: on a shortfall free what may go; False: free nothing.
+        """
+        self.note_held(held_pages)
+        budget = self.budget_pages
+        n_held = len(held_pages)
+        wanted = pages_to_free
+        if wanted is None:
+            wanted = 0 if budget is None else n_held + new_pages - budget
+            self.budget_bound |= wanted > 0
+        if wanted <= 0:
+            plan = EvictionPlan(held_before=n_held, held_after=n_held, new_pages=new_pages, budget_pages=budget)
+        else:
+            self._view = self.view(processed_tokens, held_pages)
+            plan = plan_eviction(
+                self._view,
+                self.policy,
+                pages_to_free=pages_to_free,
+                budget_pages=budget,
+                new_pages=new_pages,
+                allow_partial=allow_partial,
+            )
+        self.peak_pages = max(self.peak_pages, plan.held_after + new_pages)
+        return plan
+
+    def apply(
+        self, plan: EvictionPlan, *, request_id: str = "", reason: EvictionReason = EvictionReason.over_budget
+    ) -> list[LedgerEntry]:
+        """Book the pages of the plan that ``plan`` returned last; the caller frees them.
+
+        Returns:
+            One entry for each page, in the plan's order.
+        """
+        if not plan.pages or self._view is None:
+            return []
+        view = self._view
+        rows = np.searchsorted(view.page_index, plan.pages)
+        counts = region_counts(view.region[rows], np.full(len(rows), view.page_size_tokens), len(view.table.names))
+        names = view.table.names
+        entries = []
+        for position, (page, row) in enumerate(zip(plan.pages, rows.tolist(), strict=True)):
+            entry = LedgerEntry(
+                session=self.key,
+                agent=self.agent,
+                turn=self.turn,
+                request_id=request_id,
+                page=page,
+                token_start=page * view.page_size_tokens,
+                token_end=(page + 1) * view.page_size_tokens,
+                regions={names[at]: int(counts[position, at]) for at in np.flatnonzero(counts[position]).tolist()},
+                region=names[int(view.page_region[row])],
+                pinned=bool(view.pinned[row]),
+                clock_ticks=view.clock_ticks,
+                computed_tokens=view.processed_tokens,
+                score=plan.scores[page],
+                parts=plan.parts[page],
+                order_position=position,
+                reason=reason,
+            )
+            self.ledger.evict(entry)
+            entries.append(entry)
+        return entries
