@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, field_validator
 from pydantic import model_validator as _model_validator
@@ -40,7 +40,7 @@ class RequestHints(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    v: Literal[1] = 1
+    v: Annotated[int, Field(ge=1, le=1)] = 1
     """Version of the message."""
 
     tenant: _Name = "default"

@@ -48,16 +48,29 @@ class _Account:
     tokens_by_region: Counter[str] = field(default_factory=Counter)
     by_reason: Counter[str] = field(default_factory=Counter)
 
+    def add(self, other: _Account) -> None:
+        """Add the totals of a session that holds nothing any more."""
+        self.n_allocated += other.n_allocated
+        self.n_evicted += other.n_evicted
+        self.n_released += other.n_released
+        self.freed_pinned += other.freed_pinned
+        self.by_region += other.by_region
+        self.tokens_by_region += other.tokens_by_region
+        self.by_reason += other.by_reason
+
 
 class Ledger:
     """Owned by one thread; what it hands out are copies.
 
     Args:
         max_entries: entries kept in memory; beyond, the oldest go. Totals keep counting.
+        max_sessions: sessions with an account of their own; beyond, the oldest closed ones are summed up.
     """
 
-    def __init__(self, max_entries: int = 200_000) -> None:
+    def __init__(self, max_entries: int = 200_000, max_sessions: int = 10_000) -> None:
         """Begin with no sessions."""
+        self._max_sessions = max_sessions
+        self._retired = _Account()
         self._accounts: dict[str, _Account] = {}
         self._entries: deque[LedgerEntry] = deque(maxlen=max_entries)
         self._faults: list[str] = []
@@ -105,6 +118,11 @@ class Ledger:
     def closed(self, session: str) -> None:
         """The session gave back everything: it ended, was aborted, or was preempted. It may begin again."""
         self.rewound(session, 0)
+        surplus = len(self._accounts) - self._max_sessions
+        if surplus > 0:
+            idle = [key for key, account in self._accounts.items() if not account.held]
+            for key in idle[: surplus + self._max_sessions // 10]:
+                self._retired.add(self._accounts.pop(key))
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -117,7 +135,7 @@ class Ledger:
         ]
 
     def sessions(self) -> tuple[str, ...]:
-        """Keys of all sessions that ever held a page."""
+        """Keys of the sessions that have an account."""
         return tuple(self._accounts)
 
     def held_pages(self, session: str) -> frozenset[int]:
@@ -127,7 +145,7 @@ class Ledger:
     def summary(self, session: str | None = None) -> LedgerSummary:
         """Totals of one session (zeros if unknown), or of all together."""
         known = self._accounts
-        accounts = list(known.values()) if session is None else [known.get(session, _Account())]
+        accounts = [*known.values(), self._retired] if session is None else [known.get(session, _Account())]
         return LedgerSummary(
             allocated=sum(account.n_allocated for account in accounts),
             held=sum(len(account.held) for account in accounts),
@@ -151,14 +169,14 @@ class Ledger:
                 of a held page, pages that are neither held nor accounted for, or entries that are missing.
         """
         faults = list(self._faults)
-        for session, account in self._accounts.items():
+        for session, account in (*self._accounts.items(), ("all the older ones", self._retired)):
             balance = len(account.held) + account.n_evicted + account.n_released
             if account.n_allocated != balance:
                 faults.append(
                     f"session '{session}': {account.n_allocated} pages allocated, but {len(account.held)} held + "
                     f"{account.n_evicted} evicted + {account.n_released} released = {balance}"
                 )
-        n_evicted = sum(account.n_evicted for account in self._accounts.values())
+        n_evicted = self.summary().evicted
         n_expected = n_evicted if self._entries.maxlen is None else min(n_evicted, self._entries.maxlen)
         if len(self._entries) != n_expected:
             faults.append(f"{len(self._entries)} entries for {n_evicted} evictions: entries are missing")

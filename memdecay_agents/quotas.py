@@ -8,19 +8,20 @@ A quota is a floor, not a ceiling: what is left of the budget goes to the best p
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray, RegionArray
 
 
-def quota_pages(region_weight: FloatArray, present: BoolArray, budget_pages: int) -> IndexArray:
+def quota_pages(region_weight: npt.NDArray[np.float64], present: BoolArray, budget_pages: int) -> IndexArray:
     """Pages that each region has to itself, int64 [R]: floor(budget * w_r / sum of w of regions present).
 
     Args:
-        region_weight: float32 [R].
+        region_weight: float64 [R].
         present: bool [R]: regions that hold an evictable page.
         budget_pages: evictable pages that may stay, at least 0.
     """
-    weight = np.where(present, region_weight.astype(np.float64), 0.0)
+    weight = np.where(present, region_weight, 0.0)
     total = weight.sum()
     if total <= 0.0 or budget_pages <= 0:
         return np.zeros(weight.shape, dtype=np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray
 from memdecay_agents.config import MemDecayConfig
@@ -23,8 +24,8 @@ class RegionTable:
     """float32 [R]: infinite where nothing decays."""
     pinned: BoolArray
     """bool [R]: pinned by the configuration."""
-    quota_weight: FloatArray
-    """float32 [R]."""
+    quota_weight: npt.NDArray[np.float64]
+    """float64 [R]: in full precision, so that a share that is a whole number of pages stays one."""
     tie_rank: IndexArray
     """int64 [R]: a permutation of 0..R-1, growing with base priority; on a tie the earlier is higher."""
 
@@ -41,6 +42,6 @@ class RegionTable:
             decay_rate_per_tick=np.asarray([p.decay_rate_per_tick for p in profiles], np.float32),
             half_life_ticks=np.asarray([p.half_life_ticks or np.inf for p in profiles], np.float32),
             pinned=np.asarray([p.pinned for p in profiles], dtype=np.bool_),
-            quota_weight=np.asarray([p.effective_quota_weight for p in profiles], np.float32),
+            quota_weight=np.asarray([p.effective_quota_weight for p in profiles], np.float64),
             tie_rank=tie_rank,
         )

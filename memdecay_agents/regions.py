@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
@@ -105,8 +106,8 @@ def _profiles(half_lives: Mapping[str, float], unit: ClockUnit) -> dict[str, Reg
     }
 
 
-DEFAULT_PROFILES: Mapping[str, RegionProfile] = _profiles(
-    {name: steps * TOKENS_PER_DECODE_STEP for name, steps in _MEASURED_HALF_LIFE_STEPS.items()}, "tokens"
+DEFAULT_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(
+    _profiles({name: steps * TOKENS_PER_DECODE_STEP for name, steps in _MEASURED_HALF_LIFE_STEPS.items()}, "tokens")
 )
 """Profiles of the default policy, clock in tokens: our measured half-lives times ``TOKENS_PER_DECODE_STEP``.
 The system region is pinned and does not decay. Base priorities are ours. They were measured at one trace
@@ -115,8 +116,8 @@ length and grow with it: calibrate per context length for anything that matters.
 _DECODE_STEP_PROFILES: Mapping[str, RegionProfile] = _profiles(_MEASURED_HALF_LIFE_STEPS, "decode_steps")
 _TURN_PROFILES: Mapping[str, RegionProfile] = _profiles(_TURNS_HALF_LIFE, "turns")
 
-PAPER_PROFILES: Mapping[str, RegionProfile] = _profiles(
-    {**_MEASURED_HALF_LIFE_STEPS, "system": 168.0, "scratchpad": 15.0}, "decode_steps"
+PAPER_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(
+    _profiles({**_MEASURED_HALF_LIFE_STEPS, "system": 168.0, "scratchpad": 15.0}, "decode_steps")
 )
 """Profiles of ``paper`` mode, clock in decode steps. Published: system 148-189 and scratchpad 14-16 (the
 middle of each is used). The other five half-lives and all base priorities are ours, since the publication gives

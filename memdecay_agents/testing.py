@@ -48,6 +48,7 @@ def check_policy(
     *,
     max_examples: int = 50,
     config: MemDecayConfig | None = None,
+    shrink: bool = True,
 ) -> None:
     """Check that a policy keeps its contract; returns nothing if it does.
 
@@ -60,6 +61,7 @@ def check_policy(
         policy_or_factory: a policy, its class, or a function from a configuration to a policy.
         max_examples: sessions to play.
         config: for a class or function; by default ``MemDecayConfig()``.
+        shrink: look for the smallest session that fails; without, a failure is reported sooner.
 
     Raises:
         PolicyError: the contract is broken; the message names the rule, the notes the smallest session found.
@@ -67,6 +69,7 @@ def check_policy(
     """
     try:
         from hypothesis import HealthCheck, Phase, given, settings
+        from hypothesis.errors import Flaky
     except ImportError:
         raise UnsupportedError(
             where="memdecay_agents.testing.check_policy",
@@ -89,7 +92,7 @@ def check_policy(
         database=None,
         derandomize=True,
         report_multiple_bugs=False,
-        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
     @given(_scenarios(config))
@@ -99,7 +102,11 @@ def check_policy(
         if _play(scenario, make(), make) != first:
             raise _broken(policy, "the same session, played twice, gave two ledgers")
 
-    play_twice()
+    try:
+        play_twice()
+    except Flaky as error:
+        rule = "the same session, played again, broke the contract otherwise or not at all"
+        raise _broken(make(), f"{rule}: the policy depends on more than the view") from error
 
 
 def _scenarios(config: MemDecayConfig):  # type: ignore[no-untyped-def]  # hypothesis stays optional
@@ -117,12 +124,12 @@ def _scenarios(config: MemDecayConfig):  # type: ignore[no-untyped-def]  # hypot
 
     return st.builds(
         Scenario,
-        spans=st.lists(st.tuples(st.integers(1, 6 * page), region, flags), min_size=1, max_size=8).map(lay),
+        spans=st.lists(st.tuples(st.integers(1, 4 * page), region, flags), min_size=1, max_size=7).map(lay),
         pins=st.lists(region, max_size=2, unique=True).map(tuple),
         output_region=region,
-        budget_pages=st.integers(1, 20),
-        chunk_tokens=st.integers(page // 2, 5 * page),
-        decode_tokens=st.integers(0, 3 * page),
+        budget_pages=st.integers(1, 16),
+        chunk_tokens=st.integers(page, 5 * page),
+        decode_tokens=st.integers(0, page + 4),
         seed=st.integers(0, 2**16),
     )
 

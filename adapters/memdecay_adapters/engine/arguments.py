@@ -21,6 +21,7 @@ DEFAULTS: Mapping[str, Any] = {
     "max_num_seqs": 16,
     "kv_cache_memory_bytes": 2**30,
     "disable_log_stats": True,
+    "use_tqdm_on_load": False,
     "enable_chunked_prefill": True,
 }
 """Where the user says nothing. All other vLLM engine arguments keep vLLM's own defaults."""

@@ -85,7 +85,7 @@ class MemDecayEngine:
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def _start(self, config: MemDecayConfig, engine_args: dict[str, Any], check_integrity: bool) -> None:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about server deployments
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         from memdecay_adapters.engine.arguments import build_engine_args
         from memdecay_adapters.engine.engine_thread import EngineThread

@@ -16,6 +16,8 @@ class RetentionSummary:
 
     session: str
     """The session's key."""
+    request_id: str
+    """The engine's id of the request: ledger entries name it."""
     agent: str
     turn: int
     policy: str
@@ -37,11 +39,18 @@ class RetentionSummary:
     """All pages of the request, each counted for its majority region."""
     pages_held_by_region: dict[str, int] = field(default_factory=dict)
     freed_by_region: dict[str, int] = field(default_factory=dict)
+    page_runs: tuple[tuple[int, int, str, bool], ...] = ()
+    """Runs of pages: first page, one past the last, majority region, whether they were held at the end."""
+
+    def holds_page(self, page: int) -> bool:
+        """Whether a logical page was held when the request ended."""
+        return any(first <= page < end and held for first, end, _, held in self.page_runs)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RetentionSummary:
         """Rebuild a summary from the plain dict that the scheduler attached to the request's output."""
-        return cls(**raw)
+        runs = tuple((int(a), int(b), str(region), bool(held)) for a, b, region, held in raw["page_runs"])
+        return cls(**{**raw, "page_runs": runs})
 
 
 @dataclass(frozen=True)

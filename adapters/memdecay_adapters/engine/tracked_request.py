@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,6 +77,7 @@ class TrackedRequest:
         freed = state.ledger.entries(state.key, request_id=self.request.request_id)
         return RetentionSummary(
             session=state.key,
+            request_id=self.request.request_id,
             agent=state.agent,
             turn=state.turn,
             policy=policy,
@@ -90,4 +93,14 @@ class TrackedRequest:
             pages_by_region=dict(Counter(page_regions)),
             pages_held_by_region=dict(Counter(r for page, r in enumerate(page_regions) if page in held)),
             freed_by_region=dict(Counter(entry.region for entry in freed)),
+            page_runs=tuple(_runs([(region, page in held) for page, region in enumerate(page_regions)])),
         )
+
+
+def _runs(pages: Sequence[tuple[str, bool]]) -> Iterator[tuple[int, int, str, bool]]:
+    """Run-length encode (region, held) by page: (first, end, region, held)."""
+    start = 0
+    for (region, held), group in itertools.groupby(pages):
+        end = start + sum(1 for _ in group)
+        yield start, end, region, held
+        start = end

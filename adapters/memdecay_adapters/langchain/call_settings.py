@@ -1,4 +1,4 @@
-"""What holds for one call: agent, session, budget, pins and output region, from everywhere they may come from.
+"""What holds for one call: agent, session, budget, pins and output region, wherever they come from.
 
 First match wins, for each setting on its own: keyword of the call > ``with_config(metadata=...)`` > node
 metadata > the model's ``budgets`` map (a glob on the agent path) > the model's default.
@@ -13,7 +13,7 @@ from typing import Any
 
 from langchain_core.runnables.config import var_child_runnable_config
 
-from memdecay_adapters.langgraph.identity import graph_watch, identify
+from memdecay_adapters.langgraph.identity import identify, node_watch
 from memdecay_adapters.langgraph.metadata import (
     NodeSettings,
     check_regions,
@@ -83,13 +83,15 @@ def resolve_call(
     own = parse_settings({k: v for k, v in call.items() if k in NODE_KEYS}, "keywords of the call")
     settings = merge_settings(settings_from_metadata(metadata), own)
     identity = identify(metadata, settings.agent)
-    graph_watch.note(identity, {**metadata, **call})
+    if call.get("thread_id") is not None:
+        identity = identity._replace(thread_id=str(call["thread_id"]))
+    node_watch.note(identity)
     check_regions(settings, config.region_names, f"agent {identity.agent!r}")
 
     summarizing = metadata.get("lc_source") == "summarization"
     budget = _budget(settings, identity.agent, defaults)
-    thread = call.get("thread_id") or identity.thread_id or _context_thread()
-    session = "" if thread is None or summarizing else _session(defaults.tenant, str(thread), identity.agent)
+    thread = identity.thread_id or _context_thread()
+    session = "" if thread is None or summarizing else _session(defaults.tenant, thread, identity.agent)
     region = settings.output_region or defaults.output_region
     return CallSettings(
         tenant=defaults.tenant,

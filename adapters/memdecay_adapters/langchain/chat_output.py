@@ -41,6 +41,7 @@ class ChunkWriter:
     """Turns a stream of text into message chunks; a tool call is one chunk, written when it is complete."""
 
     def __init__(self, request: ChatRequest, model_name: str) -> None:
+        """Write for one request."""
         self._request = request
         self._model_name = model_name
         self._reader = ToolCallReader(request.reads_calls)

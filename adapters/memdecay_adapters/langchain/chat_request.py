@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TOOL_KEYS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "response_format"})
 PASSED_KEYS = frozenset({"model", "stream", "stream_usage", "stream_options", "strict", "chat_template"})
-"""Keywords that other code passes: ``model`` and ``chat_template`` are read elsewhere, the rest say nothing."""
+"""Keywords that other code passes; those that are not read elsewhere say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def build_request(
     choice = check_tool_choice(
         call.get("tool_choice"),
         [tool.name for tool in schemas],
-        parallel=call.get("parallel_tool_calls") is not False,
+        parallel=call.get("parallel_tool_calls"),
     )
     grammar = answer_grammar(schemas, choice, response_schema(call.get("response_format")))
     # what is forced to be a call will be read as a call in the next turn's prompt

@@ -14,14 +14,15 @@ from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
-    from memdecay_adapters.langchain.chat_model import ChatMemDecay
+    from memdecay_adapters.langchain.chat_fields import ChatMemDecayFields
 
 
-def check_fields(model: ChatMemDecay) -> None:
+def check_fields(model: ChatMemDecayFields) -> None:
     """Check a chat model's fields against each other.
 
     Raises:
-        ConfigError: settings of an engine beside an engine, or a budget below 1. RegionError: unknown regions.
+        ConfigError: settings of an engine beside an engine, or a budget below 1.
+        RegionError: an unknown region.
     """
     where = "ChatMemDecay"
     if model.engine is not None and (model.config is not None or model.engine_args):
@@ -38,12 +39,11 @@ def check_fields(model: ChatMemDecay) -> None:
                 remedy="Use None for no budget.",
             )
     config = model.engine.config if model.engine is not None else model.config or MemDecayConfig()
-    region = model.default_output_region
-    named = {"pin": model.pin} | ({} if region is None else {"output_region": region})
-    check_regions(NodeSettings(**named), config.region_names, where)
+    named = NodeSettings(pin=model.pin, output_region=model.default_output_region)
+    check_regions(named, config.region_names, where)
 
 
-def per_call_model(model: ChatMemDecay, call: Mapping[str, Any]) -> None:
+def per_call_model(model: ChatMemDecayFields, call: Mapping[str, Any]) -> None:
     """Refuse a call that asks for another model than the engine holds.
 
     Raises:
@@ -58,8 +58,8 @@ def per_call_model(model: ChatMemDecay, call: Mapping[str, Any]) -> None:
         )
 
 
-def model_profile(model: ChatMemDecay) -> ModelProfile:
-    """Return what middleware may want to know. ``max_input_tokens`` only where it is known without an engine."""
+def model_profile(model: ChatMemDecayFields) -> ModelProfile:
+    """Return what middleware wants to know; ``max_input_tokens`` only where it is known without an engine."""
     profile = ModelProfile(
         text_inputs=True,
         image_inputs=False,
@@ -78,7 +78,7 @@ def model_profile(model: ChatMemDecay) -> ModelProfile:
     return profile
 
 
-def _max_model_len(model: ChatMemDecay) -> int | None:
+def _max_model_len(model: ChatMemDecayFields) -> int | None:
     if model.engine is not None:
         return int(model.engine.max_model_len)
     given = model.engine_args.get("max_model_len")

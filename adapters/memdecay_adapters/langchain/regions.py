@@ -224,9 +224,8 @@ def _metadata(message: BaseMessage, key: str) -> Any:
 
 def _given_reasoning(message: BaseMessage, base: Label) -> list[Part]:
     given = message.additional_kwargs.get("reasoning_content")
-    if not isinstance(message, AIMessage) or not isinstance(given, str) or not given:
-        return []
-    return [Part(given, Label("scratchpad", base.flags))]
+    usable = isinstance(message, AIMessage) and isinstance(given, str)
+    return [Part(given, Label("scratchpad", base.flags))] if usable else []
 
 
 def _thinking(text: str) -> list[tuple[int, int]]:

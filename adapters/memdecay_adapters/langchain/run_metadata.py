@@ -1,4 +1,4 @@
-"""Run metadata for ``_stream``: langchain-core hands it no run manager, so it is kept in a context variable."""
+"""Run metadata for ``_stream``: langchain-core hands it no run manager, so a context variable holds it."""
 
 from __future__ import annotations
 

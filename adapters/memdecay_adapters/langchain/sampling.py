@@ -71,6 +71,7 @@ def to_sampling_params(
         ConfigError: a value that vLLM refuses.
     """
     from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import StructuredOutputsParams
 
     values = {key: value for key, value in fields.items() if key not in ("logprobs", "top_logprobs")}
@@ -80,7 +81,7 @@ def to_sampling_params(
         values["structured_outputs"] = StructuredOutputsParams(structural_tag=grammar)
     try:
         return SamplingParams(**values)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, VLLMValidationError) as error:
         raise ConfigError(
             where="sampling",
             rule=str(error).rstrip("."),
@@ -89,7 +90,7 @@ def to_sampling_params(
 
 
 def n_logprobs(fields: Mapping[str, Any]) -> int | None:
-    """Alternatives per token that vLLM returns: OpenAI's ``logprobs`` and ``top_logprobs``, or vLLM's number."""
+    """Alternatives per token that vLLM is asked for: from ``logprobs`` and ``top_logprobs``."""
     asked, top = fields.get("logprobs"), fields.get("top_logprobs")
     if asked is None or asked is False:
         return None
@@ -105,7 +106,7 @@ def _max_tokens(asked: int | None, prompt_tokens: int, max_model_len: int) -> in
         raise ContextLengthError(
             where=f"prompt of {prompt_tokens} tokens",
             rule=f"with {wanted} it does not fit the {max_model_len} tokens of the model",
-            remedy=f"Lower max_tokens to at most {max(room, 0)}, shorten the messages, or raise max_model_len: "
-            "eviction frees memory, positions go on counting.",
+            remedy=f"Lower max_tokens to at most {max(room, 0)}, shorten the messages, or raise "
+            "max_model_len: eviction frees memory, positions go on counting.",
         )
     return min(DEFAULT_MAX_TOKENS, room) if asked is None else asked

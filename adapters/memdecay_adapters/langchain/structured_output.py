@@ -11,13 +11,12 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema
-from langchain_core.utils.pydantic import TypeBaseModel, is_basemodel_subclass
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from memdecay_agents.errors import ConfigError
 
 StructuredMethod = Literal["json_schema", "function_calling", "json_mode"]
-"""json_schema: the answer is JSON of the schema. function_calling: a call of one tool. json_mode: any object."""
+"""json_schema: the answer is JSON of the schema; function_calling: one tool call; json_mode: any object."""
 
 Schema = Mapping[str, Any] | type
 """A JSON or OpenAI schema, a TypedDict, or a pydantic class."""
@@ -49,7 +48,7 @@ def response_schema(response_format: Any) -> dict[str, Any] | None:
     raise ConfigError(
         where="response_format",
         rule=f"cannot be read: {response_format!r:.80}",
-        remedy='Give {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}} or a pydantic class.',
+        remedy='Give {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}} or a class.',
     )
 
 
@@ -81,7 +80,7 @@ def structured_chain(
         schema: what to validate with; a pydantic class gives its instances, anything else dicts.
         include_raw: return ``{"raw", "parsed", "parsing_error"}`` and raise nothing.
     """
-    pydantic = schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
+    pydantic = schema if isinstance(schema, type) and issubclass(schema, BaseModel) else None
     parse: Runnable[Any, Any] = RunnableLambda(lambda message: parse_structured(message, pydantic))
     if not include_raw:
         return model | parse
@@ -90,7 +89,7 @@ def structured_chain(
     return RunnableMap(raw=model) | assign.with_fallbacks([failed], exception_key="parsing_error")
 
 
-def parse_structured(message: AIMessage, pydantic: TypeBaseModel | None) -> Any:
+def parse_structured(message: AIMessage, pydantic: type[BaseModel] | None) -> Any:
     """Read the JSON of an answer: the arguments of its call, or its text. Broken JSON is never completed.
 
     Raises:
@@ -98,7 +97,7 @@ def parse_structured(message: AIMessage, pydantic: TypeBaseModel | None) -> Any:
     """
     finish = message.response_metadata.get("finish_reason")
     hint = " The answer broke off: raise max_tokens." if finish == "length" else ""
-    text = message.text
+    text = str(message.text)
     if message.tool_calls:
         value: Any = message.tool_calls[0]["args"]
     else:

@@ -59,20 +59,21 @@ def openai_tools(tools: Sequence[ToolLike], strict: bool | None = None) -> list[
 
 
 def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
-    """Return name and argument schema of each OpenAI tool; a tool without parameters takes an empty object."""
+    """Return name and argument schema of each OpenAI tool; one without parameters takes an empty object."""
     empty = {"type": "object", "properties": {}}
     return [ToolSchema(t["function"]["name"], t["function"].get("parameters") or empty) for t in tools]
 
 
 def check_tool_choice(
-    choice: RawToolChoice, names: Sequence[str], *, parallel: bool = True, where: str = "tool_choice"
+    choice: RawToolChoice, names: Sequence[str], *, parallel: bool | None = None, where: str = "tool_choice"
 ) -> ToolChoice:
     """Read a tool choice.
 
     Args:
         choice: see `RawToolChoice`. A tool's name allows exactly one call, of that tool.
         names: the bound tools.
-        parallel: whether one answer may hold several calls.
+        parallel: whether one answer may hold several calls. None: several where the model may also write text,
+            one where a call is forced, since nothing but its own judgement would end the list.
         where: for the error.
 
     Raises:
@@ -87,9 +88,9 @@ def check_tool_choice(
     if choice is True or choice in ("any", "required"):
         if not known:
             raise _unreadable(where, "a call is required and no tool is bound", known)
-        return ToolChoice("required", known, not parallel)
+        return ToolChoice("required", known, parallel is not True)
     if choice is None or choice == "auto":
-        return ToolChoice("auto" if known else "none", known, not parallel)
+        return ToolChoice("auto" if known else "none", known, parallel is False)
     if choice is False or choice == "none":
         return ToolChoice("none", known)
     if isinstance(choice, str) and choice in known:

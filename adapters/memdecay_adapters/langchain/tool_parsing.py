@@ -42,6 +42,7 @@ class ToolCallReader:
     """
 
     def __init__(self, enabled: bool = True) -> None:
+        """Start with nothing read."""
         self._enabled = enabled
         self._buffer = ""
         self._seen_call = False

@@ -29,7 +29,9 @@ def call_text(name: str, arguments: Any) -> str:
 
 
 def broken_call_text(text: str) -> str:
-    """A tool call whose JSON could not be read, as the assistant wrote it."""
+    """A tool call whose JSON could not be read, as the assistant wrote it; raw text with its tag stays as it is."""
+    if text.startswith("<tool_call>"):
+        return text
     return f"<tool_call>\n{text}\n</tool_call>"
 
 

@@ -16,6 +16,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langgraph.utils.runnable import RunnableCallable  # type: ignore[attr-defined]  # its only public name
 
+from memdecay_adapters.langgraph.identity import node_watch
 from memdecay_adapters.langgraph.metadata import METADATA_KEY, OUTER_METADATA_KEY, settings_from_metadata
 from memdecay_adapters.langgraph.stamp import KnownMessages, known_messages, stamp_output
 
@@ -43,13 +44,13 @@ def wrap_body(
 
     def run(state: Any, config: RunnableConfig) -> Any:
         known = known_messages(state) if output_region else None
-        with _settings_for_subgraphs(config) as inner:
+        with node_watch.running(), _settings_for_subgraphs(config) as inner:
             output = bound.invoke(state, inner)
         return stamp(output, known)
 
     async def arun(state: Any, config: RunnableConfig) -> Any:
         known = known_messages(state) if output_region else None
-        with _settings_for_subgraphs(config) as inner:
+        with node_watch.running(), _settings_for_subgraphs(config) as inner:
             output = await bound.ainvoke(state, inner)
         return stamp(output, known)
 

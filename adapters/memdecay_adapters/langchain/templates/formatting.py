@@ -47,7 +47,10 @@ def format_fields(env: jinja2.Environment, template: str, args: tuple[Any, ...],
         if field == "" or not (field[0].isalnum() or field[0] == "_"):
             field, number = f"{number}{field}", number + 1
         value, _ = formatter.get_field(field, args, kwargs)
-        simple = isinstance(value, TaintedStr) and not spec and conversion in (None, "s")
-        pieces.append(value if simple else formatter.vformat(f"{{0!{conversion or 's'}}}", (value,), {}))
+        if not isinstance(value, TaintedStr) or spec or conversion not in (None, "s"):
+            piece = formatter.format_field(formatter.convert_field(value, conversion), spec or "")
+            sources = {source for _, source in runs_of(value)} if isinstance(value, TaintedStr) else set()
+            value = tainted(piece, sources.pop()) if len(sources) == 1 else piece
+        pieces.append(value)
     made = concat(pieces)
     return made if made == whole else whole

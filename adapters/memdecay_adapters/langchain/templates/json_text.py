@@ -79,7 +79,7 @@ class _Writer:
 
     def string(self, value: str) -> Iterator[str]:
         """A quoted string, escaped run by run; the quotes go with the outer runs."""
-        position, runs = 0, [run for run in runs_of(value) if run[0]]
+        position, runs = 0, [run for run in runs_of(value) if run[0]] or list(runs_of(value)[:1])
         if not runs:
             yield json.dumps(plain(value))
             return

@@ -42,7 +42,7 @@ def _mark_loops(children: list[nodes.Node], keys: count[int]) -> list[nodes.Node
     marked: list[nodes.Node] = []
     for child in children:
         marked.append(child)
-        if isinstance(child, nodes.For) and isinstance(child.target, nodes.Name):
+        if isinstance(child, nodes.For) and isinstance(child.target, nodes.Name) and _writes(child):
             key = nodes.Const(next(keys))
             body: list[nodes.Node] = [_call("mark_iteration", child, nodes.Name(child.target.name, "load"), key)]
             for statement in child.body:
@@ -53,6 +53,14 @@ def _mark_loops(children: list[nodes.Node], keys: count[int]) -> list[nodes.Node
             child.body = body
             marked.append(_call("mark_exit", child, key))
     return marked
+
+
+def _writes(loop: nodes.For) -> bool:
+    """Whether a loop can write text; loops that only look ahead need no marks."""
+    if _within(loop, nodes.CallBlock) or _within(loop, nodes.FilterBlock):
+        return True
+    written = (node for output in _within(loop, nodes.Output) for node in output.nodes)
+    return any(not isinstance(node, nodes.TemplateData) or node.data.strip() for node in written)
 
 
 def _takes_message_by_index(loop: nodes.For, statement: nodes.Node) -> bool:

@@ -139,10 +139,6 @@ class TaintedStr(str):
         """As ``str.title``."""
         return self._same_origin(str.title(self))
 
-    def expandtabs(self, tabsize: SupportsIndex = 8) -> str:
-        """As ``str.expandtabs``."""
-        return self._same_origin(str.expandtabs(self, tabsize))
-
     def center(self, width: SupportsIndex, fillchar: str = " ", /) -> str:
         """As ``str.center``."""
         return self._same_origin(str.center(self, width, fillchar))

@@ -1,0 +1,1 @@
+"""The adapters' commands of the program ``memdecay``; light to import, for the program loads them all."""

@@ -1,0 +1,176 @@
+"""Fields of the chat model, its engine, and what it says about itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.model_profile import ModelProfile
+from langchain_core.messages import BaseMessage
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from memdecay_adapters.langchain.call_settings import ModelDefaults
+from memdecay_adapters.langchain.model_info import check_fields, model_profile
+from memdecay_adapters.langchain.prompt import build_prompt
+from memdecay_adapters.langchain.tool_choice import ToolLike, openai_tools
+from memdecay_adapters.langchain.usage import PROVIDER
+from memdecay_agents.config import MemDecayConfig
+
+if TYPE_CHECKING:
+    from memdecay_adapters.engine import MemDecayEngine
+
+_SAMPLING_FIELDS = (
+    "temperature", "max_tokens", "stop", "seed", "top_p", "top_k", "min_p", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs",
+)  # fmt: skip
+
+
+class ChatMemDecayFields(BaseChatModel):
+    """What a MemDecay chat model is configured with; `ChatMemDecay` adds the calls."""
+
+    model: str | None = None
+    """Hugging Face id or local folder; None: the default small model, which needs no hub."""
+    engine: Any = Field(default=None, exclude=True, repr=False)
+    """A `MemDecayEngine` to share; None: one engine per equal ``model``, ``config`` and ``engine_args``,
+    started at the first call and shared in this process."""
+    config: MemDecayConfig | None = None
+    """Regions, policy and page size of the engine that is started; an ``engine`` brings its own."""
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """vLLM's engine arguments for the engine that is started."""
+    tenant: str = "default"
+    """Whose data this is; sessions of different tenants share nothing."""
+
+    default_budget: int | None = Field(default=None, ge=1)
+    """KV-cache budget of an agent's session in tokens; None: the configuration's default."""
+    budgets: dict[str, int | None] = Field(default_factory=dict)
+    """Budget in tokens by glob on the agent path (``{"supervisor|*": 2048}``); the first match counts.
+    None: no budget."""
+    pin: tuple[str, ...] = ()
+    """Regions pinned where neither the graph nor the call names pins."""
+    default_output_region: str | None = None
+    """Region of answers where the graph names none; None: scratchpad."""
+
+    temperature: float = 0.0
+    """0: the most likely token, always."""
+    max_tokens: int | None = None
+    """Most tokens of an answer; None: 512, or what the model's length leaves room for."""
+    stop: list[str] | None = Field(default=None, alias="stop_sequences")
+    """Strings that end an answer; they are not part of it."""
+    seed: int | None = None
+    """Seed of the sampling of each call."""
+    top_p: float | None = None
+    """Nucleus sampling; see vLLM's SamplingParams for this and the next."""
+    top_k: int | None = None
+    """Sample among this many tokens."""
+    min_p: float | None = None
+    """Least probability relative to the best token's."""
+    presence_penalty: float | None = None
+    """Penalty on tokens that have occurred."""
+    frequency_penalty: float | None = None
+    """Penalty on tokens by how often they have occurred."""
+    repetition_penalty: float | None = None
+    """Factor on tokens that have occurred, prompt included."""
+    logprobs: bool | int | None = None
+    """Return log-probabilities in ``response_metadata["logprobs"]``; a number: with so many alternatives."""
+    top_logprobs: int | None = None
+    """Alternatives per token, beside ``logprobs=True`` (OpenAI's name)."""
+    chat_template: str | None = None
+    """Template in place of the tokenizer's."""
+
+    model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True, extra="forbid")
+
+    @field_validator("pin", mode="before")
+    @classmethod
+    def _pin_as_tuple(cls, pin: Any) -> Any:
+        return (pin,) if isinstance(pin, str) else tuple(pin) if isinstance(pin, (list, set)) else pin
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_fields(self)
+        return self
+
+    # ---- the engine
+
+    def get_engine(self) -> MemDecayEngine:
+        """Return the engine, started if need be. Takes seconds the first time."""
+        if self.engine is not None:
+            return cast("MemDecayEngine", self.engine)
+        from memdecay_adapters.engine import shared_engine
+
+        return shared_engine(self.model, self.config, self.engine_args)
+
+    async def aget_engine(self) -> MemDecayEngine:
+        """The same; the event loop runs on while the engine starts."""
+        return self.get_engine() if self.engine is not None else await asyncio.to_thread(self.get_engine)
+
+    # ---- counting tokens
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of a text with the model's own tokenizer, without special tokens."""
+        return list(self.get_engine().tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None
+    ) -> int:
+        """Tokens of the prompt that these messages and tools become, template and tool schemas included."""
+        engine = self.get_engine()
+        prompt = build_prompt(
+            messages,
+            engine.tokenizer,
+            tools=openai_tools(tools) if tools else None,
+            config=engine.config,
+            chat_template=self.chat_template,
+        )
+        return len(prompt.token_ids)
+
+    # ---- what the model is
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model in messages and traces."""
+        if self.engine is not None:
+            return str(self.engine.model_name)
+        from memdecay_adapters.models import DEFAULT_MODEL_NAME
+
+        return self.model or DEFAULT_MODEL_NAME
+
+    @property
+    def _llm_type(self) -> str:
+        return "memdecay-chat"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """All that shapes an answer: also the key of LangChain's cache."""
+        config = self.engine.config if self.engine is not None else self.config
+        return {
+            "model": self.model_name,
+            **{name: value for name, value in self._sampling_defaults().items() if value is not None},
+            "default_budget": self.default_budget,
+            "budgets": dict(self.budgets),
+            "pin": list(self.pin),
+            "default_output_region": self.default_output_region,
+            "config": (config or MemDecayConfig()).model_dump(mode="json"),
+            "chat_template": self.chat_template,
+        }
+
+    def _sampling_defaults(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+
+    def _model_defaults(self) -> ModelDefaults:
+        return ModelDefaults(
+            self.tenant, self.default_budget, self.budgets, self.pin, self.default_output_region
+        )
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        return model_profile(self)
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"] = PROVIDER
+        params["ls_model_name"] = str(kwargs.get("model") or self.model_name)
+        if stops := stop or self.stop:
+            params["ls_stop"] = stops
+        return params

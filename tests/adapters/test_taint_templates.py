@@ -1,0 +1,166 @@
+"""Taint-tracking rendering on real chat templates: exact text and ids, one region a token, stable prefixes."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+
+from memdecay_adapters.langchain.prompt import TaggedPrompt, build_prompt, chat_template_of, template_conversation
+from memdecay_adapters.langchain.templates.render import fallback_count
+from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.spans import check_partition
+from tests.adapters.families import BOS_EOS, TOOLS, Family, conversations, fits, make_family, reference_ids
+
+CONFIG = MemDecayConfig()
+_families: dict[str, Family] = {}
+
+
+@pytest.fixture(params=sorted(BOS_EOS), scope="module")
+def family(request: pytest.FixtureRequest, tokenizer: Any) -> Family:
+    name = request.param
+    if name not in _families:
+        _families[name] = make_family(name, tokenizer)
+    return _families[name]
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def build(family: Family, messages: list[BaseMessage], tools: Any = None, generate: bool = True) -> TaggedPrompt:
+    return build_prompt(messages, family.tokenizer, tools=tools, config=CONFIG, add_generation_prompt=generate)
+
+
+def region_of(prompt: TaggedPrompt) -> list[str]:
+    return [span.region for span in prompt.spans for _ in range(span.start, span.end)]
+
+
+def regions_of_word(family: Family, prompt: TaggedPrompt, word: str) -> set[str]:
+    """Regions of the tokens that write a word."""
+    found, regions = "", region_of(prompt)
+    for start in range(len(prompt.token_ids)):
+        found = family.tokenizer.decode(prompt.token_ids[start : start + 12])
+        if found.lstrip().startswith(word):
+            count = next(
+                n for n in range(1, 13) if word in family.tokenizer.decode(prompt.token_ids[start : start + n])
+            )
+            return set(regions[start : start + count])
+    raise AssertionError(f"{word} is not in the prompt: {prompt.text}")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(messages=conversations(), with_tools=st.booleans(), generate=st.booleans())
+def test_text_ids_and_partition_are_exact(
+    family: Family, messages: list[BaseMessage], with_tools: bool, generate: bool
+) -> None:
+    assume(fits(family.name, messages))
+    tools, before = (TOOLS if with_tools else None), fallback_count()
+    prompt = build(family, messages, tools, generate)
+    conversation = template_conversation(messages, chat_template_of(family.tokenizer, tools=tools), tools, CONFIG)
+    expected = reference_ids(family, conversation.plain_messages, conversation.plain_tools, generate)
+    assert prompt.token_ids == expected
+    assert prompt.exact, prompt.fallback_reason
+    assert fallback_count() == before
+    check_partition(prompt.spans, 0, len(prompt.token_ids), CONFIG.region_names)
+    assert sum(prompt.region_tokens.values()) == len(prompt.token_ids)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(messages=conversations(), cut=st.integers(0, 20), with_tools=st.booleans())
+def test_no_region_changes_inside_the_common_prefix(
+    family: Family, messages: list[BaseMessage], cut: int, with_tools: bool
+) -> None:
+    assume(fits(family.name, messages))
+    length = 1 + cut % len(messages)
+    shorter = messages[:length]
+    assume(any(isinstance(m, HumanMessage) for m in shorter))
+    if family.name == "mistral":  # it moves the system text and the tools into the newest user message
+        assume(not with_tools and not isinstance(messages[0], SystemMessage))
+    generates = length < len(messages) and isinstance(messages[length], AIMessage)
+    tools = TOOLS if with_tools else None
+    a, b = build(family, shorter, tools, generates), build(family, messages, tools)
+    pairs = zip(a.token_ids, b.token_ids, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    assert common > 0
+    assert region_of(a)[:common] == region_of(b)[:common]
+
+
+PLANTED = [
+    SystemMessage("The rule is SYSWORD today."),
+    HumanMessage("Please find USERWORD for me."),
+    AIMessage("", tool_calls=[{"name": "search_web", "args": {"query": "ARGWORD here", "limit": 3}, "id": "call_1"}]),
+    ToolMessage("It says RESULTWORD here.", tool_call_id="call_1", name="search_web"),
+    AIMessage("The reply PLANWORD follows.", additional_kwargs={"memdecay": [{"region": "plan", "source": "node"}]}),
+    HumanMessage("And then LASTWORD?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "region"),
+    [
+        ("SYSWORD", "system"), ("USERWORD", "user"), ("ARGWORD", "tool_in"), ("RESULTWORD", "tool_out"),
+        ("PLANWORD", "plan"), ("LASTWORD", "user"), ("Tool read_file", "system"),
+    ],
+)  # fmt: skip
+def test_planted_words_lie_in_their_regions(family: Family, word: str, region: str) -> None:
+    prompt = build(family, PLANTED, TOOLS)
+    assert regions_of_word(family, prompt, word) == {region}
+
+
+def test_generation_prompt_is_a_suffix_of_the_output_region(family: Family) -> None:
+    for messages in (PLANTED, PLANTED[:2]):
+        longer = build_prompt(messages, family.tokenizer, config=CONFIG, default_output_region="plan")
+        shorter = build(family, messages, generate=False)
+        if family.name == "phi3.5":  # it writes the end-of-text token where no answer is asked for
+            assert shorter.text.endswith("<|endoftext|>")
+            shorter_length = len(shorter.token_ids) - 1
+        else:
+            assert longer.text.startswith(shorter.text)
+            shorter_length = len(shorter.token_ids)
+        suffix = region_of(longer)[shorter_length:]
+        assert set(suffix) <= {"plan"}
+        assert suffix or family.name == "mistral"
+        assert region_of(longer)[:shorter_length] == region_of(shorter)[:shorter_length]
+
+
+def test_headers_and_footers_go_with_their_message(family: Family) -> None:
+    prompt = build(family, [HumanMessage("one"), AIMessage("two"), HumanMessage("three")])
+    order = [region for region, _ in itertools.groupby(region_of(prompt))]
+    if family.name == "mistral":  # it writes no generation prompt
+        order.append("scratchpad")
+    assert [region for region in order if region != "system"] == ["user", "scratchpad", "user", "scratchpad"]
+    assert "system" not in order[1:]
+
+
+def test_reasoning_is_scratchpad_where_the_template_keeps_it(family: Family) -> None:
+    call = {"name": "search_web", "args": {"query": "x"}, "id": "call_1"}
+    messages = [
+        HumanMessage("Go."),
+        AIMessage("", tool_calls=[call], additional_kwargs={
+            "reasoning_content": "It is SECRETWORD thus.", "memdecay": [{"region": "plan"}]}),
+        ToolMessage("done", tool_call_id="call_1", name="search_web"),
+    ]  # fmt: skip
+    prompt = build(family, messages, TOOLS)
+    if "SECRETWORD" in prompt.text:
+        assert regions_of_word(family, prompt, "SECRETWORD") == {"scratchpad"}
+    else:  # templates that write nothing but the calls beside calls
+        assert family.name in {"llama3.1", "hermes", "mistral"}
+
+
+def test_several_calls_of_one_message_come_out(family: Family) -> None:
+    calls = [{"name": "search_web", "args": {"query": f"CALL{n}"}, "id": f"call_{n}"} for n in (1, 2)]
+    results = [ToolMessage(f"RESULT{n}", tool_call_id=f"call_{n}", name="search_web") for n in (1, 2)]
+    prompt = build(family, [HumanMessage("Go."), AIMessage("", tool_calls=calls), *results], TOOLS)
+    for n in (1, 2):
+        assert regions_of_word(family, prompt, f"CALL{n}") == {"tool_in"}
+        assert regions_of_word(family, prompt, f"RESULT{n}") == {"tool_out"}

@@ -1,0 +1,114 @@
+"""Fixtures shared by all tests: the real small model, and real engines, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from memdecay_agents import MemDecayConfig
+
+ENGINES: dict[str, dict[str, Any]] = {
+    # float32 and 16-token pages: the engine that is compared with the oracle
+    "exact": {
+        "config": {"page_size_tokens": 16, "observed_layers": "all", "measure_every_steps": 1},
+        "engine_args": {"dtype": "float32", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**29},
+    },
+    # a pool of 63 usable pages, smaller than the prompts it serves
+    "small_pool": {
+        "config": {"page_size_tokens": 16, "default_budget_tokens": 320},
+        "engine_args": {"dtype": "float32", "max_num_batched_tokens": 128, "num_gpu_blocks_override": 64},
+    },
+    "page32": {
+        "config": {"page_size_tokens": 32},
+        "engine_args": {"dtype": "float32", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**29},
+    },
+    "bfloat16_page16": {
+        "config": {"page_size_tokens": 16, "observed_layers": "all"},
+        "engine_args": {"dtype": "bfloat16", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**28},
+    },
+    "bfloat16_auto": {
+        "config": {"observed_layers": "all"},
+        "engine_args": {"dtype": "bfloat16", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**28},
+    },
+}
+
+
+class EngineHouse:
+    """Keeps one engine open and changes it when a test asks for another: vLLM allows one a process."""
+
+    def __init__(self) -> None:
+        self._name: str | None = None
+        self._engine: Any = None
+
+    def get(self, name: str) -> Any:
+        from memdecay_adapters.engine import MemDecayEngine
+
+        if self._name != name or self._engine.closed:
+            self.close()
+            recipe = ENGINES[name]
+            self._engine = MemDecayEngine(
+                config=MemDecayConfig(**recipe["config"]), engine_args=recipe["engine_args"], check_integrity=True
+            )
+            self._name = name
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._name = self._engine = None
+
+
+@pytest.fixture(scope="session")
+def engine_house() -> Iterator[EngineHouse]:
+    house = EngineHouse()
+    yield house
+    house.close()
+
+
+@pytest.fixture
+def engine_named(engine_house: EngineHouse) -> Callable[[str], Any]:
+    """A real engine by the name of its recipe in ``ENGINES``."""
+    return engine_house.get
+
+
+@pytest.fixture
+def engine(engine_house: EngineHouse) -> Any:
+    """The float32 engine with 16-token pages; all its pages are free when a test begins and ends."""
+    engine = engine_house.get("exact")
+    yield engine
+    if not engine.closed:
+        stats = engine.pool_stats()
+        assert stats.free_pages == stats.total_pages, "the test left pages behind"
+        engine.ledger().check_integrity()
+
+
+@pytest.fixture
+def no_engine(engine_house: EngineHouse) -> None:
+    """No engine is open: for tests that start one of their own."""
+    engine_house.close()
+
+
+@pytest.fixture(scope="session")
+def model_path() -> str:
+    """The default model's folder."""
+    from memdecay_adapters.models import resolve_model
+
+    return resolve_model(None)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_path: str) -> Any:
+    """The default model's tokenizer (transformers)."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_path)
+
+
+@pytest.fixture(scope="session")
+def oracle(model_path: str) -> Any:
+    """The same model in transformers, float32, eager attention."""
+    from tests.engine.oracle import Oracle
+
+    return Oracle(model_path)
