@@ -67,7 +67,8 @@ class FakeEngine:
             wall_seconds=0.5,
             time_to_first_token_seconds=0.1,
             retention=RetentionSummary(
-                session=hints.session_id.key(), agent=hints.agent, turn=hints.turn, policy="memdecay",
+                session=hints.session_id.key(), request_id="fake", agent=hints.agent, turn=hints.turn,
+                policy="memdecay",
                 page_size_tokens=16, budget_pages=None, pages_held=1, pages_total=1, peak_pages_prefill=1,
                 peak_pages_decode=1, evictions=0, shortfall_pages=0,
             ),

@@ -91,9 +91,13 @@ def test_four_ways_give_one_answer(fake: FakeEngine) -> None:
         assert (usage["output_tokens"], usage["input_token_details"]) == (2, {"cache_read": 16})
         assert usage["total_tokens"] == usage["input_tokens"] + 2
         about = message.response_metadata
-        assert (about["model_name"], about["model_provider"], about["finish_reason"]) == ("fake", "memdecay", "stop")
+        assert (about["model_name"], about["model_provider"], about["finish_reason"]) == (
+            "fake",
+            "memdecay",
+            "stop",
+        )
         assert about["memdecay"]["page_size_tokens"] == 16
-        json.dumps(about)
+        assert json.loads(json.dumps(about)) == about
         assert "memdecay" not in message.additional_kwargs
     assert {tuple(ids) for ids, _, _ in fake.requests} == {tuple(fake.requests[0][0])}
 
@@ -120,24 +124,29 @@ def test_tool_calls_are_read_the_same_way_whole_and_streamed(tokenizer: Any, pie
 
 
 def test_a_call_that_broke_off_is_invalid_and_not_lost(tokenizer: Any) -> None:
-    engine = FakeEngine(tokenizer, CALL, "\n", '<tool_call>\n{"name": "lookup", "arguments": {"key": "abc', finish="length")
+    engine = FakeEngine(
+        tokenizer, CALL, "\n", '<tool_call>\n{"name": "lookup", "arguments": {"key": "abc', finish="length"
+    )
     model = ChatMemDecay(engine=engine).bind_tools([add, lookup])
     for message in four_ways(model, "go"):
         assert [c["name"] for c in message.tool_calls] == ["add"]
         (broken,) = message.invalid_tool_calls
-        assert broken["name"] == "lookup" and broken["args"].endswith('{"key": "abc')
+        assert broken["name"] == "lookup"
+        assert broken["args"].endswith('{"key": "abc')
         assert message.response_metadata["finish_reason"] == "length"
         # the next turn's prompt repeats what was generated, to the letter
         ChatMemDecay(engine=engine).invoke([HumanMessage("go"), AIMessage(**message.model_dump(
             include={"content", "tool_calls", "invalid_tool_calls"})), HumanMessage("next")])  # fmt: skip
-        assert '{"key": "abc' in engine.prompt and engine.prompt.count("<tool_call>") == 2
+        assert '{"key": "abc' in engine.prompt
+        assert engine.prompt.count("<tool_call>") == 2
 
 
 def test_without_tools_a_tag_is_text(tokenizer: Any) -> None:
     engine = FakeEngine(tokenizer, CALL)
     assert ChatMemDecay(engine=engine).invoke("hi").content == CALL
     unforced = ChatMemDecay(engine=engine).bind_tools([add], tool_choice="none").invoke("hi")
-    assert unforced.content == CALL and not unforced.tool_calls
+    assert unforced.content == CALL
+    assert not unforced.tool_calls
     assert engine.sampling.structured_outputs is None
 
 
@@ -152,7 +161,8 @@ def test_a_whole_agent_runs(tokenizer: Any) -> None:
     result = agent.invoke({"messages": "3 + 4?"})
     assert [type(m) for m in result["messages"]] == [HumanMessage, AIMessage, ToolMessage, AIMessage]
     assert result["messages"][2].content == "7"
-    assert engine.hints.agent == "adder" and engine.hints.turn == 1
+    assert engine.hints.agent == "adder"
+    assert engine.hints.turn == 1
     assert {"system", "user", "tool_in", "tool_out"} <= {span.region for span in engine.hints.spans}
     assert CALL in engine.prompt  # the call that was generated is the call of the next prompt
 
@@ -206,7 +216,12 @@ def test_precedence_of_settings(fake: FakeEngine) -> None:
     assert sent(node) == ("boss", 200, ("plan",), "plan")
     assert sent({"memdecay": {"agent": "worker"}})[1] is None
     assert sent({"memdecay": {**node["memdecay"], "budget": 300}})[1] == 300
-    assert sent(node, budget=400, pin=["user"], agent="me", output_region="user") == ("me", 400, ("user",), "user")
+    assert sent(node, budget=400, pin=["user"], agent="me", output_region="user") == (
+        "me",
+        400,
+        ("user",),
+        "user",
+    )
     assert sent({"memdecay": {"agent": "boss", "budget": None}})[1] is None
 
 
@@ -215,12 +230,15 @@ def test_no_budget_overrides_the_default_of_the_configuration(tokenizer: Any) ->
     ChatMemDecay(engine=engine).invoke("hi")
     assert engine.hints.budget_tokens is None  # the engine's default of 64
     ChatMemDecay(engine=engine).invoke("hi", budget=None)
-    assert engine.hints.budget_tokens is not None and engine.hints.budget_tokens >= engine.max_model_len
+    assert engine.hints.budget_tokens is not None
+    assert engine.hints.budget_tokens >= engine.max_model_len
 
 
 def test_summarisation_is_exempt(fake: FakeEngine) -> None:
     model = ChatMemDecay(engine=fake, default_budget=64)
-    model.invoke("hi", {"metadata": {"lc_source": "summarization", "thread_id": "t", "memdecay": {"budget": 32}}})
+    model.invoke(
+        "hi", {"metadata": {"lc_source": "summarization", "thread_id": "t", "memdecay": {"budget": 32}}}
+    )
     assert (fake.hints.budget_tokens, fake.hints.session) == (None, "")
 
 
@@ -279,7 +297,8 @@ def test_forced_calls_belong_to_tool_in_and_are_under_a_grammar(fake: FakeEngine
     model.bind_tools([add, lookup], tool_choice="any").invoke("hi")
     assert fake.hints.output_region == "tool_in"
     forced = json.loads(fake.sampling.structured_outputs.structural_tag)["format"]
-    assert len(forced["tags"]) == 2 and forced["at_least_one"]
+    assert len(forced["tags"]) == 2
+    assert forced["at_least_one"]
     model.bind_tools([add, lookup], tool_choice="add").invoke("hi")
     (only,) = json.loads(fake.sampling.structured_outputs.structural_tag)["format"]["tags"]
     assert '"add"' in only["begin"]
@@ -302,7 +321,8 @@ def test_structured_output(tokenizer: Any, method: Any) -> None:
     with pytest.raises(OutputParserException, match="max_tokens"):
         short.with_structured_output(Person, method=method).invoke("Ann, 5")
     raw = short.with_structured_output(Person, method=method, include_raw=True).invoke("Ann, 5")
-    assert raw["parsed"] is None and isinstance(raw["parsing_error"], OutputParserException)
+    assert raw["parsed"] is None
+    assert isinstance(raw["parsing_error"], OutputParserException)
 
 
 def test_an_agent_with_a_response_format_may_call_or_answer(fake: FakeEngine) -> None:
@@ -317,7 +337,9 @@ def test_an_agent_with_a_response_format_may_call_or_answer(fake: FakeEngine) ->
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_the_engine(fake: FakeEngine) -> None:
-    with pytest.raises(ContextOverflowError, match=r"prompt of \d+ tokens.*512 tokens.*Lower max_tokens") as caught:
+    with pytest.raises(
+        ContextOverflowError, match=r"prompt of \d+ tokens.*512 tokens.*Lower max_tokens"
+    ) as caught:
         ChatMemDecay(engine=fake).invoke("word " * 600)
     assert caught.value.code == "context_length"
     with pytest.raises(ContextOverflowError, match="max_tokens=500"):
@@ -368,10 +390,16 @@ def test_bad_fields_and_tools(fake: FakeEngine) -> None:
 def test_identity_profile_and_counting(fake: FakeEngine) -> None:
     model = ChatMemDecay(engine=fake, temperature=0.1, stop=["X"])
     assert model._llm_type == "memdecay-chat"
-    assert model.profile is not None and model.profile["max_input_tokens"] == 512
+    assert model.profile is not None
+    assert model.profile["max_input_tokens"] == 512
     params = model._get_ls_params(model="other", max_tokens=5)
-    assert (params["ls_provider"], params["ls_model_name"], params["ls_max_tokens"]) == ("memdecay", "other", 5)
-    assert model._get_ls_params()["ls_model_name"] == "fake" and model._get_ls_params()["ls_stop"] == ["X"]
+    assert (params["ls_provider"], params["ls_model_name"], params["ls_max_tokens"]) == (
+        "memdecay",
+        "other",
+        5,
+    )
+    assert model._get_ls_params()["ls_model_name"] == "fake"
+    assert model._get_ls_params()["ls_stop"] == ["X"]
     keys = {ChatMemDecay(engine=fake, default_budget=n)._get_llm_string() for n in (None, 64, 128)}
     assert len(keys) == 3  # a cached answer belongs to its budget
     assert model.get_num_tokens("hello world") == len(fake.tokenizer("hello world")["input_ids"])
@@ -393,11 +421,11 @@ def test_the_real_model_chooses_tool_and_arguments_under_the_grammar(engine: Any
     assert call["name"] in ("add", "lookup")
     {"add": add, "lookup": lookup}[call["name"]].invoke(call["args"])  # its arguments pass the tool's schema
     assert chosen.response_metadata["finish_reason"] == "tool_calls"
-    # the next prompt repeats the generated tokens: all of its prefix is in the cache
+    # the next prompt repeats the first one: its whole pages are in the cache
     after = [*messages, chosen, ToolMessage("7", tool_call_id=call["id"])]
     answer = model.bind_tools([add, lookup]).invoke(after, max_tokens=2)
-    generated_until = chosen.usage_metadata["total_tokens"]
-    assert answer.usage_metadata["input_token_details"]["cache_read"] >= generated_until // 16 * 16 - 16
+    first_prompt = chosen.usage_metadata["input_tokens"]
+    assert answer.usage_metadata["input_token_details"]["cache_read"] >= first_prompt // 16 * 16
     regions = answer.response_metadata["memdecay"]["tokens_by_region"]
     assert {"system", "user", "tool_in", "tool_out"} <= regions.keys()
 
@@ -407,7 +435,9 @@ def test_streaming_equals_generating_and_stop_strings_stop(engine: Any) -> None:
     model = ChatMemDecay(engine=engine, max_tokens=8)
     whole = model.invoke("What is the capital of France?")
     chunks = list(model.stream("What is the capital of France?"))
-    assert merged(chunks).content == whole.content and len(chunks) > 2
+    assert merged(chunks).content == whole.content
+    assert len(chunks) > 2
     assert "Paris" in whole.content
     stopped = model.invoke("What is the capital of France?", stop=[" Paris"])
-    assert "Paris" not in stopped.content and stopped.response_metadata["stop_reason"] == " Paris"
+    assert "Paris" not in stopped.content
+    assert stopped.response_metadata["stop_reason"] == " Paris"

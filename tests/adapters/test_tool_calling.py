@@ -44,7 +44,9 @@ NAMES = [tool.name for tool in TOOLS]
 queries = st.builds(
     Query,
     table=st.sampled_from(["users", "orders"]),
-    filters=st.lists(st.builds(Filter, column=st.text(max_size=5), limit=st.none() | st.integers(-5, 5)), max_size=2),
+    filters=st.lists(
+        st.builds(Filter, column=st.text(max_size=5), limit=st.none() | st.integers(-5, 5)), max_size=2
+    ),
     exact=st.booleans(),
 )
 calls = st.one_of(
@@ -70,7 +72,9 @@ def accepts(tokenizer: Any) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(found=st.lists(calls, min_size=1, max_size=2), prose=st.sampled_from(["", "Let me see.", "x < y"]))
-def test_the_grammar_takes_what_the_next_prompt_will_write(accepts: Any, found: list[str], prose: str) -> None:
+def test_the_grammar_takes_what_the_next_prompt_will_write(
+    accepts: Any, found: list[str], prose: str
+) -> None:
     answer = "\n".join([prose, *found] if prose else found)
     auto = answer_grammar(TOOLS, check_tool_choice("auto", NAMES))
     forced = answer_grammar(TOOLS, check_tool_choice("any", NAMES, parallel=True))
@@ -104,9 +108,13 @@ def test_the_grammar_refuses_what_no_tool_takes(accepts: Any, answer: str) -> No
 def test_a_named_tool_and_a_response_format(accepts: Any) -> None:
     note, query = call_text("Note", {"text": "x"}), call_text("Query", {"table": "users"})
     named = answer_grammar(TOOLS, check_tool_choice("Note", NAMES))
-    assert accepts(named, note) and not accepts(named, query) and not accepts(named, f"{note}\n{note}")
+    assert accepts(named, note)
+    assert not accepts(named, query)
+    assert not accepts(named, f"{note}\n{note}")
     either = answer_grammar(TOOLS, check_tool_choice(None, NAMES), Note.model_json_schema())
-    assert accepts(either, query) and accepts(either, '{"text": "x"}') and not accepts(either, "free text")
+    assert accepts(either, query)
+    assert accepts(either, '{"text": "x"}')
+    assert not accepts(either, "free text")
     assert answer_grammar([], check_tool_choice(None, [])) is None
     assert answer_grammar(TOOLS, check_tool_choice("none", NAMES)) is None
 
@@ -120,7 +128,9 @@ def test_a_schema_that_cannot_be_a_grammar_names_its_tool() -> None:
 pieces_of = st.lists(
     st.one_of(
         calls,
-        st.sampled_from(["text ", "\n", "<tool", "<tool_call>", "</tool_call>", '{"name": "Note", ', "<", "  "]),
+        st.sampled_from(
+            ["text ", "\n", "<tool", "<tool_call>", "</tool_call>", '{"name": "Note", ', "<", "  "]
+        ),
         st.text(max_size=6),
     ),
     max_size=6,
@@ -168,7 +178,9 @@ def test_reading_does_not_depend_on_how_the_text_was_cut(parts: list[str], data:
 )
 def test_what_is_no_call_is_an_invalid_call(raw: str) -> None:
     _, (call,) = read_all(raw, "length")
-    assert not call.valid and call.raw == raw and call.error
+    assert not call.valid
+    assert call.raw == raw
+    assert call.error
 
 
 def test_a_closing_tag_inside_a_string_does_not_close() -> None:

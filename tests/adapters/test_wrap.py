@@ -140,10 +140,12 @@ def test_a_compiled_graph_is_copied_never_changed() -> None:
     node_before = graph.nodes["planner"]
     bound_before, metadata_before = node_before.bound, node_before.metadata
     wrapped = wrap(graph, PLAN)
-    assert wrapped is not graph and type(wrapped) is type(graph)
+    assert wrapped is not graph
+    assert type(wrapped) is type(graph)
     assert wrapped.checkpointer is saver
     assert graph.nodes["planner"] is node_before
-    assert node_before.bound is bound_before and node_before.metadata is metadata_before
+    assert node_before.bound is bound_before
+    assert node_before.metadata is metadata_before
     assert wrapped.get_graph().draw_mermaid() == graph.get_graph().draw_mermaid()
 
 
@@ -173,7 +175,8 @@ def test_settings_reach_the_chat_model_inside_the_node(is_async: bool) -> None:
         else graph.invoke({"messages": "hi"}, config)
     )
     (metadata,) = model.seen
-    assert metadata["langgraph_node"] == "planner" and metadata["thread_id"] == "t1"
+    assert metadata["langgraph_node"] == "planner"
+    assert metadata["thread_id"] == "t1"
     assert settings_from_metadata(metadata) == NodeSettings(
         agent="boss", pin=("system", "plan"), budget_tokens=4096, output_region="plan"
     )
@@ -310,7 +313,8 @@ def test_memdecay_state_graph() -> None:
     ).add_edge(START, "planner")  # fmt: skip
     assert regions(builder.compile().invoke({"messages": "hi"})) == [None, "plan"]
     found = settings_from_metadata(model.seen[0])
-    assert found.has("budget_tokens") and found.budget_tokens is None
+    assert found.has("budget_tokens")
+    assert found.budget_tokens is None
     with pytest.raises(RegionError, match=r"node 'sync_node'.*'plam'.*plan"):
         builder.add_node(sync_node, output_region="plam")
     assert "sync_node" not in builder.nodes
@@ -416,7 +420,8 @@ def test_stamping_copies_and_touches_only_new_messages(
     output = shape(message)
     stamped = stamp_output(output, known_messages({"messages": []}), "plan", {"messages"})
     (copy,) = _flatten(stamped)
-    assert region_of(copy) == "plan" and copy.content == message.content
+    assert region_of(copy) == "plan"
+    assert copy.content == message.content
     assert not message.additional_kwargs  # nothing was changed in place
     assert type(stamped) is type(output)
     assert stamp_output(output, known_messages([message]), "plan") is output  # known: the very same object

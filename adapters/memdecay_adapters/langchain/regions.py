@@ -181,8 +181,7 @@ def _message_tag(tags: Sequence[Tag]) -> Tag | None:
     """The tag of the whole message: the latest one, a node's stamp only where there is no other."""
     whole = [tag for tag in tags if tag.span is None]
     explicit = [tag for tag in whole if not tag.from_node]
-    found = explicit or whole
-    return found[-1] if found else None
+    return next(reversed(explicit or whole), None)
 
 
 def _label(tag: Tag) -> Label:
@@ -224,8 +223,9 @@ def _metadata(message: BaseMessage, key: str) -> Any:
 
 def _given_reasoning(message: BaseMessage, base: Label) -> list[Part]:
     given = message.additional_kwargs.get("reasoning_content")
-    usable = isinstance(message, AIMessage) and isinstance(given, str)
-    return [Part(given, Label("scratchpad", base.flags))] if usable else []
+    if isinstance(message, AIMessage) and isinstance(given, str):
+        return [Part(given, Label("scratchpad", base.flags))]
+    return []
 
 
 def _thinking(text: str) -> list[tuple[int, int]]:

@@ -72,8 +72,8 @@ def check_tool_choice(
     Args:
         choice: see `RawToolChoice`. A tool's name allows exactly one call, of that tool.
         names: the bound tools.
-        parallel: whether one answer may hold several calls. None: several where the model may also write text,
-            one where a call is forced, since nothing but its own judgement would end the list.
+        parallel: whether one answer may hold several calls. None: several where the model may also write
+            text, one where a call is forced, since nothing but its own judgement would end the list.
         where: for the error.
 
     Raises:

@@ -38,14 +38,14 @@ class ToolCallReader:
 
     `feed` returns what can be told so far; text that may be the beginning of a tag is held back. `finish`
     returns the rest. The line break before a call belongs to the call, as in the prompt of the next turn;
-    blank text between and after calls is dropped. With ``enabled=False`` all is text.
+    blanks after a call are dropped. With ``enabled=False`` all is text.
     """
 
     def __init__(self, enabled: bool = True) -> None:
         """Start with nothing read."""
         self._enabled = enabled
         self._buffer = ""
-        self._seen_call = False
+        self._after_call = False
 
     def feed(self, delta: str) -> list[str | ParsedCall]:
         """Take a piece of text; return text and calls in order."""
@@ -80,12 +80,15 @@ class ToolCallReader:
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         if before_call:
             text = text.removesuffix("\n")
-        if text and not (self._seen_call and text.isspace()):
+        if self._after_call:
+            text = text.lstrip()
+        if text:
+            self._after_call = False
             found.append(text)
 
     def _take_call(self, found: list[str | ParsedCall], end: int, error: str | None) -> None:
         raw, self._buffer = self._buffer[:end], self._buffer[end:]
-        self._seen_call = True
+        self._after_call = True
         found.append(parse_call(raw, error))
 
 

@@ -34,7 +34,7 @@ def response_metadata(
     "length", "abort"). ``memdecay`` holds the retention summary (see ``RetentionSummary``), and times.
     """
     finish = result.finish_reason
-    retention = asdict(result.retention) if result.retention is not None else {}
+    retention = _plain(asdict(result.retention)) if result.retention is not None else {}
     metadata: dict[str, Any] = {
         "model_name": model_name,
         "model_provider": PROVIDER,
@@ -79,3 +79,10 @@ def openai_logprobs(
         top = [entry(other, logprob) for other, logprob in best]
         content.append({**entry(token_id, alternatives[token_id]), "top_logprobs": top})
     return content
+
+
+def _plain(value: Any) -> Any:
+    """Lists in place of tuples, all the way down: what a checkpoint gives back equals what it was given."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -106,9 +106,9 @@ class NodeWatch:
                 return
             self._warned = True
         warnings.warn(
-            "A chat model was called from a thread that carries no langgraph metadata, while a node runs: the "
-            f"call counts for the agent {DEFAULT_AGENT!r} and gets a session of its own. Inside a node, start "
-            "threads with contextvars.copy_context().run, or pass agent= and thread_id= to the call.",
+            "A chat model was called from a thread that carries no langgraph metadata, while a node runs: "
+            f"the call counts for the agent {DEFAULT_AGENT!r} and gets a session of its own. Inside a node, "
+            "start threads with contextvars.copy_context().run, or pass agent= and thread_id= to the call.",
             LostMetadataWarning,
             stacklevel=2,
         )

@@ -57,7 +57,7 @@ def _mark_loops(children: list[nodes.Node], keys: count[int]) -> list[nodes.Node
 
 def _writes(loop: nodes.For) -> bool:
     """Whether a loop can write text; loops that only look ahead need no marks."""
-    if _within(loop, nodes.CallBlock) or _within(loop, nodes.FilterBlock):
+    if any(isinstance(node, (nodes.CallBlock, nodes.FilterBlock)) for node in loop.find_all(nodes.Node)):
         return True
     written = (node for output in _within(loop, nodes.Output) for node in output.nodes)
     return any(not isinstance(node, nodes.TemplateData) or node.data.strip() for node in written)

@@ -76,7 +76,7 @@ class ChatTemplate:
         except Exception as error:
             raise UnsupportedError(
                 where=f"chat template of {self.name}",
-                rule=f"it refuses the conversation: {type(error).__name__}: {error}",
+                rule=f"it refuses the conversation: {type(error).__name__}: {error}".rstrip("."),
                 remedy="Change the order or the kinds of the messages, or pass another chat_template.",
             ) from error
 
