@@ -1,8 +1,13 @@
-"""Real chat templates with their special tokens, and random conversations for them."""
+"""Real chat templates with their special tokens, and random conversations for them.
+
+The templates are those that the package ``trl`` ships as files (found without importing it), and the small
+model's own.
+"""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,27 +16,37 @@ from typing import Any
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-TEMPLATES = Path(__file__).parent / "templates"
+TRL_TEMPLATES = {
+    "qwen2.5": "qwen2_5",
+    "qwen3": "qwen3",
+    "llama3": "llama3",
+    "llama3.1": "llama3_1",
+    "gemma": "gemma",
+    "glm4moe": "glm4moe",
+    "deepseek-v3": "deepseekv3",
+    "gpt-oss": "gptoss",
+    "phi3.5": "phi3_5",
+    "cohere": "cohere",
+    "lfm2": "lfm2_v2",
+}
 _BAR = "\uff5c"  # the fullwidth bar of DeepSeek's special tokens
 SPECIAL = re.compile(
     rf"<\|[a-zA-Z_▁]+\|>|<{_BAR}[^{_BAR}\s]+{_BAR}>|\[/?(?:INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|\[gMASK\]|<sop>"
     r"|</?(?:start|end)_of_turn>|</?tool_call>|</?tool_response>|</?think>"
 )
 BOS_EOS = {
-    "chatml": ("<|im_start|>", "<|im_end|>"),
     "smollm2": ("<|im_start|>", "<|im_end|>"),
     "qwen2.5": ("<|endoftext|>", "<|im_end|>"),
     "qwen3": ("<|endoftext|>", "<|im_end|>"),
     "llama3": ("<|begin_of_text|>", "<|eot_id|>"),
     "llama3.1": ("<|begin_of_text|>", "<|eot_id|>"),
-    "hermes": ("<|begin_of_text|>", "<|im_end|>"),
-    "mistral": ("<s>", "</s>"),
-    "gemma2": ("<bos>", "<eos>"),
-    "glm4.6": ("<|endoftext|>", "<|user|>"),
-    "deepseek-v3.1": (f"<{_BAR}begin▁of▁sentence{_BAR}>", f"<{_BAR}end▁of▁sentence{_BAR}>"),
+    "gemma": ("<bos>", "<eos>"),
+    "glm4moe": ("<|endoftext|>", "<|user|>"),
+    "deepseek-v3": (f"<{_BAR}begin▁of▁sentence{_BAR}>", f"<{_BAR}end▁of▁sentence{_BAR}>"),
     "gpt-oss": ("<|startoftext|>", "<|return|>"),
-    "kimi-k2": ("[BOS]", "[EOS]"),
     "phi3.5": ("<s>", "<|endoftext|>"),
+    "cohere": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
+    "lfm2": ("<|startoftext|>", "<|im_end|>"),
 }
 TOOLS: list[dict[str, Any]] = [
     {
@@ -65,10 +80,21 @@ class Family:
         return str(self.tokenizer.chat_template)
 
 
-def make_family(name: str, tokenizer: Any) -> Family:
-    source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+def template_source(name: str, tokenizer: Any) -> str:
+    """A family's published template, read from the package that ships it."""
+    if name == "smollm2":
+        return str(tokenizer.chat_template)
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0]) / "chat_templates"
+    return (folder / f"{TRL_TEMPLATES[name]}.jinja").read_text(encoding="utf-8")
+
+
+def make_family(name: str, tokenizer: Any, source: str | None = None) -> Family:
+    source = template_source(name, tokenizer) if source is None else source
     own = copy.deepcopy(tokenizer)
-    bos, eos = BOS_EOS[name]
+    bos, eos = BOS_EOS.get(name, ("<|im_start|>", "<|im_end|>"))
     own.add_special_tokens({"bos_token": bos, "eos_token": eos})
     own.add_tokens(sorted(set(SPECIAL.findall(source))), special_tokens=True)
     own.chat_template = source

@@ -95,7 +95,7 @@ def test_broken_tool_calls_are_not_lost(tokenizer: Any) -> None:
 
 
 def test_gemma_gets_system_text_and_results_in_user_messages(tokenizer: Any) -> None:
-    family = make_family("gemma2", tokenizer)
+    family = make_family("gemma", tokenizer)
     call = {"name": "search_web", "args": {"query": "x"}, "id": "1"}
     messages = [
         SystemMessage("Rule one."), HumanMessage("Go."), AIMessage("", tool_calls=[call]),
@@ -110,8 +110,16 @@ def test_gemma_gets_system_text_and_results_in_user_messages(tokenizer: Any) -> 
     assert any(region == "user" and "And?" in text for text, region in found)
 
 
-def test_mistral_gets_call_ids_that_it_takes(tokenizer: Any) -> None:
-    family = make_family("mistral", tokenizer)
+STRICT_IDS = """{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}{% for c in m.tool_calls %}
+{% if c.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}
+CALL {{ c.function | tojson }} {{ c.id }}{% endfor %}{% elif m.role == 'tool' %}
+{% if m.tool_call_id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}
+{{ m.tool_call_id }} {{ m.content }}{% else %}{{ m.content }}{% endif %}
+{% endfor %}"""
+
+
+def test_a_template_that_wants_nine_character_ids_gets_them(tokenizer: Any) -> None:
+    family = make_family("strict-ids", tokenizer, STRICT_IDS)
     call = {"name": "search_web", "args": {"query": "x"}, "id": "call_a_long_one"}
     messages = [HumanMessage("Go."), AIMessage("", tool_calls=[call]), ToolMessage("R", tool_call_id="call_a_long_one")]
     template = chat_template_of(family.tokenizer)

@@ -48,7 +48,11 @@ def check_rows_against_pool(rows: Mapping[str, Sequence[Block]], free_blocks: It
                 held[block.block_id] += 1
                 ref_counts[block.block_id] = block.ref_cnt
                 owner.setdefault(block.block_id, request_id)
-    free: Counter[int] = Counter(block.block_id for block in free_blocks)
+    free: Counter[int] = Counter()
+    for block in free_blocks:
+        free[block.block_id] += 1
+        if block.ref_cnt and block.block_id not in held:
+            _fail(f"block {block.block_id}", f"it is free, its reference count is {block.ref_cnt}: it was freed twice")
     for block_id, times in free.items():
         if times > 1:
             _fail(f"block {block_id}", f"it stands in the free list {times} times: it was freed twice")
@@ -83,10 +87,11 @@ def check_worker_rows(expected: Mapping[str, Sequence[int]], actual: Mapping[str
         if want is None:
             _fail(f"request {request_id!r}", "the worker runs it, the scheduler did not schedule it")
         elif list(want[: len(row)]) != list(row):
-            page = next(i for i, (a, b) in enumerate(zip(want, row, strict=False)) if a != b)
+            page = next((i for i, (a, b) in enumerate(zip(want, row, strict=False)) if a != b), len(want))
+            scheduled = f"block {want[page]}" if page < len(want) else "no page"
             _fail(
                 f"request {request_id!r}, page {page}",
-                f"the worker's row names block {row[page]}, the scheduler's block {want[page]}: the row is stale",
+                f"the worker's row names block {row[page]}, the scheduler's {scheduled}: the row is stale",
             )
 
 

@@ -91,7 +91,7 @@ def _label(pieces: Sequence[_Piece], defaults: Sequence[Label], preamble: Label)
         if piece.visit != visit:
             _add(stretches, waiting, piece.start, default(owner))
             waiting, visit = piece.start, piece.visit
-            if piece.entry != _OUTSIDE or last is None:  # after the loop, the last message's footer goes on
+            if piece.entry != _OUTSIDE:  # else the loop is over, and the last message's footer goes on
                 owner = piece.entry
             last = None
         if isinstance(piece.source, Origin):
