@@ -46,8 +46,6 @@ def _guarded(check: Callable[[], Finding]) -> Finding:
 
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
-        return Finding("python", "failed", version, "Use Python 3.11 or newer.")
     return Finding("python", "ok", version)
 
 
@@ -92,7 +90,9 @@ def _memory() -> Finding:
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = f"{available / 2**30:.1f} GiB free"
     if available < MINIMUM_MEMORY_BYTES:
-        return Finding("memory", "warning", found, "The demo wants 6 GiB: close something, or lower kv_cache_memory_bytes.")
+        return Finding(
+            "memory", "warning", found, "The demo wants 6 GiB: close something, or lower kv_cache_memory_bytes."
+        )
     return Finding("memory", "ok", found)
 
 

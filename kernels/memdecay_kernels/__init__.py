@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memdecay_kernels.mass import attention_mass
     from memdecay_kernels.block_tables import CompactTable, compact_block_table
     from memdecay_kernels.layouts import KeyLayout, recover_key_layout
+    from memdecay_kernels.mass import attention_mass
     from memdecay_kernels.pages import copy_pages, score_pages, select_pages
 
 _HOME = {

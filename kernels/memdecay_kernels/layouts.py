@@ -48,7 +48,7 @@ class KeyLayout:
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """Undo the packing: ``[..., page_size * head_dim]`` to ``[..., page_size, head_dim]``."""
-        return packed[..., self.offsets.reshape(-1)].unflatten(-1, tuple(self.offsets.shape))
+        return packed[..., self.offsets.reshape(-1)].reshape(*packed.shape[:-1], *self.offsets.shape)
 
     def pack(self, keys: torch.Tensor) -> torch.Tensor:
         """Pack keys ``[..., page_size, head_dim]`` to ``[..., page_size * head_dim]``."""

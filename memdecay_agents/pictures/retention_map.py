@@ -94,9 +94,7 @@ def _draw_memory(axes: Axes, columns: Sequence[RetentionColumn]) -> None:
 
 
 def _tokens(column: RetentionColumn, *, held_only: bool) -> int:
-    return sum(
-        (end - first) * column.page_size_tokens for first, end, _, held in column.runs if held or not held_only
-    )
+    return sum((end - first) * column.page_size_tokens for first, end, _, held in column.runs if held or not held_only)
 
 
 def _legend(axes: Axes, colours: dict[str, str]) -> None:

@@ -236,9 +236,7 @@ def test_no_budget_overrides_the_default_of_the_configuration(tokenizer: Any) ->
 
 def test_summarisation_is_exempt(fake: FakeEngine) -> None:
     model = ChatMemDecay(engine=fake, default_budget=64)
-    model.invoke(
-        "hi", {"metadata": {"lc_source": "summarization", "thread_id": "t", "memdecay": {"budget": 32}}}
-    )
+    model.invoke("hi", {"metadata": {"lc_source": "summarization", "thread_id": "t", "memdecay": {"budget": 32}}})
     assert (fake.hints.budget_tokens, fake.hints.session) == (None, "")
 
 
@@ -337,9 +335,7 @@ def test_an_agent_with_a_response_format_may_call_or_answer(fake: FakeEngine) ->
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_the_engine(fake: FakeEngine) -> None:
-    with pytest.raises(
-        ContextOverflowError, match=r"prompt of \d+ tokens.*512 tokens.*Lower max_tokens"
-    ) as caught:
+    with pytest.raises(ContextOverflowError, match=r"prompt of \d+ tokens.*512 tokens.*Lower max_tokens") as caught:
         ChatMemDecay(engine=fake).invoke("word " * 600)
     assert caught.value.code == "context_length"
     with pytest.raises(ContextOverflowError, match="max_tokens=500"):

@@ -44,9 +44,7 @@ NAMES = [tool.name for tool in TOOLS]
 queries = st.builds(
     Query,
     table=st.sampled_from(["users", "orders"]),
-    filters=st.lists(
-        st.builds(Filter, column=st.text(max_size=5), limit=st.none() | st.integers(-5, 5)), max_size=2
-    ),
+    filters=st.lists(st.builds(Filter, column=st.text(max_size=5), limit=st.none() | st.integers(-5, 5)), max_size=2),
     exact=st.booleans(),
 )
 calls = st.one_of(
@@ -72,9 +70,7 @@ def accepts(tokenizer: Any) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(found=st.lists(calls, min_size=1, max_size=2), prose=st.sampled_from(["", "Let me see.", "x < y"]))
-def test_the_grammar_takes_what_the_next_prompt_will_write(
-    accepts: Any, found: list[str], prose: str
-) -> None:
+def test_the_grammar_takes_what_the_next_prompt_will_write(accepts: Any, found: list[str], prose: str) -> None:
     answer = "\n".join([prose, *found] if prose else found)
     auto = answer_grammar(TOOLS, check_tool_choice("auto", NAMES))
     forced = answer_grammar(TOOLS, check_tool_choice("any", NAMES, parallel=True))
@@ -128,9 +124,7 @@ def test_a_schema_that_cannot_be_a_grammar_names_its_tool() -> None:
 pieces_of = st.lists(
     st.one_of(
         calls,
-        st.sampled_from(
-            ["text ", "\n", "<tool", "<tool_call>", "</tool_call>", '{"name": "Note", ', "<", "  "]
-        ),
+        st.sampled_from(["text ", "\n", "<tool", "<tool_call>", "</tool_call>", '{"name": "Note", ', "<", "  "]),
         st.text(max_size=6),
     ),
     max_size=6,

@@ -46,9 +46,7 @@ class Probe(BaseChatModel):
     def _llm_type(self) -> str:
         return "probe"
 
-    def _generate(
-        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
-    ) -> ChatResult:
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         self.seen.append(call_metadata(run_manager.metadata))
         return ChatResult(generations=[ChatGeneration(message=AIMessage("an answer"))])
 
@@ -117,9 +115,7 @@ BODIES = [
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "builder"])
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_every_kind_of_node_is_stamped_and_otherwise_unchanged(
-    body: Callable[..., Any], compiled: bool
-) -> None:
+def test_every_kind_of_node_is_stamped_and_otherwise_unchanged(body: Callable[..., Any], compiled: bool) -> None:
     plain = one_node(body).compile()
     wrapped = wrap(plain, PLAN) if compiled else wrap(one_node(body), PLAN).compile()
     runs = [lambda g: asyncio.run(g.ainvoke({"messages": "hi"}))]
@@ -128,9 +124,7 @@ def test_every_kind_of_node_is_stamped_and_otherwise_unchanged(
     for run in runs:
         before, after = run(plain), run(wrapped)
         assert regions(after) == [None, "plan"]
-        assert [(m.type, m.content) for m in after["messages"]] == [
-            (m.type, m.content) for m in before["messages"]
-        ]
+        assert [(m.type, m.content) for m in after["messages"]] == [(m.type, m.content) for m in before["messages"]]
         assert regions(run(plain)) == [None, None]  # the original graph still stamps nothing
 
 
@@ -170,9 +164,7 @@ def test_settings_reach_the_chat_model_inside_the_node(is_async: bool) -> None:
     graph = wrap(one_node(abody if is_async else body).compile(checkpointer=MemorySaver()), PLAN)
     config: RunnableConfig = {"configurable": {"thread_id": "t1"}}
     result = (
-        asyncio.run(graph.ainvoke({"messages": "hi"}, config))
-        if is_async
-        else graph.invoke({"messages": "hi"}, config)
+        asyncio.run(graph.ainvoke({"messages": "hi"}, config)) if is_async else graph.invoke({"messages": "hi"}, config)
     )
     (metadata,) = model.seen
     assert metadata["langgraph_node"] == "planner"
@@ -341,9 +333,7 @@ def test_memdecay_state_graph() -> None:
         ({"planner": {"output_region": "plam"}}, RegionError, ["output_region", "'plam'", "tool_out"]),
     ],
 )
-def test_bad_settings_are_refused_before_anything_changes(
-    nodes: Any, kind: type[Exception], says: list[str]
-) -> None:
+def test_bad_settings_are_refused_before_anything_changes(nodes: Any, kind: type[Exception], says: list[str]) -> None:
     builder = one_node(sync_node)
     for graph in (builder, builder.compile()):
         with pytest.raises(kind) as caught:
@@ -414,9 +404,7 @@ def _flatten(value: Any) -> list[BaseMessage]:
 
 @settings(max_examples=60, deadline=None)
 @given(message=new, shape=shapes)
-def test_stamping_copies_and_touches_only_new_messages(
-    message: AIMessage, shape: Callable[[Any], Any]
-) -> None:
+def test_stamping_copies_and_touches_only_new_messages(message: AIMessage, shape: Callable[[Any], Any]) -> None:
     output = shape(message)
     stamped = stamp_output(output, known_messages({"messages": []}), "plan", {"messages"})
     (copy,) = _flatten(stamped)

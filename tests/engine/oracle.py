@@ -33,9 +33,7 @@ class Oracle:
     def attention_mass(self, token_ids: Sequence[int], queries: int) -> torch.Tensor:
         """Mean attention of the last queries over all layers and heads, float32 ``[n]``."""
         with torch.no_grad():
-            attentions = self.model(
-                torch.tensor([list(token_ids)]), output_attentions=True, use_cache=False
-            ).attentions
+            attentions = self.model(torch.tensor([list(token_ids)]), output_attentions=True, use_cache=False).attentions
         return torch.stack([layer[0, :, -queries:, :].mean((0, 1)) for layer in attentions]).mean(0)
 
     @staticmethod
@@ -46,9 +44,7 @@ class Oracle:
         return torch.zeros(length, length).masked_fill(hidden, float("-inf"))[None, None]
 
 
-def logprob_distance(
-    oracle_rows: torch.Tensor, prompt_tokens: int, result: Any, *, skip: int = 0
-) -> float:
+def logprob_distance(oracle_rows: torch.Tensor, prompt_tokens: int, result: Any, *, skip: int = 0) -> float:
     """Largest |difference| over the engine's top log-probabilities and the oracle's.
 
     Args:

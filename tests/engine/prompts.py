@@ -13,8 +13,11 @@ _SENTENCES = (
     "When the {d} closed, the {a} and the {b} were written down beside the {c}.",
     "A {c} without a {d} is of little use to the {a}, said the keeper of the {b}.",
 )
-_NOUNS = ("harbour ledger lantern orchard bridge kettle archive violin granary compass tunnel meadow turbine "
-          "parcel furnace balcony saddle quarry telegraph anchor chimney market glacier printer").split()  # fmt: skip
+_NOUNS = [
+    "harbour", "ledger", "lantern", "orchard", "bridge", "kettle", "archive", "violin", "granary", "compass", "tunnel",
+    "meadow", "turbine", "parcel", "furnace", "balcony", "saddle", "quarry", "telegraph", "anchor", "chimney",
+    "market", "glacier", "printer",
+]  # fmt: skip
 
 
 @functools.lru_cache(maxsize=8)

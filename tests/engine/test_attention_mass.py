@@ -62,9 +62,7 @@ def serve(engine, tokenizer, seed, *, tokens=210, budget_tokens=None, new_tokens
     page = engine.config.page_size_tokens
     budget_tokens = budget_tokens or -(-tokens // page) * page
     ids = prompt_ids(tokenizer, tokens, seed=seed)
-    sampling = SamplingParams(
-        temperature=0, max_tokens=new_tokens, ignore_eos=True, skip_reading_prefix_cache=True
-    )
+    sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, skip_reading_prefix_cache=True)
     with observations(engine) as seen:
         result = engine.generate(ids, sampling, hints(tokens, budget_tokens, session=f"mass-{seed}"))
     evictions = engine.ledger().entries(request_id=result.retention.request_id)

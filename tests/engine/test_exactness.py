@@ -58,7 +58,9 @@ def test_eviction_while_prefilling(engine_named, oracle, tokenizer, name):
     assert any(entry.computed_tokens < 900 for entry in evictions)
     retention = result.retention
     assert retention.peak_pages_decode <= retention.budget_pages == 320 // engine.config.page_size_tokens
-    assert retention.peak_pages_prefill <= retention.budget_pages + engine.chunk_tokens // engine.config.page_size_tokens
+    assert (
+        retention.peak_pages_prefill <= retention.budget_pages + engine.chunk_tokens // engine.config.page_size_tokens
+    )
 
 
 def test_no_eviction_is_the_noise_floor(engine, oracle, tokenizer):

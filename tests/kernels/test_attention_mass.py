@@ -64,9 +64,7 @@ def test_max_over_heads_is_the_largest_heads_mass():
     keys = torch.randn(2, 2, 16, 4)
     query = torch.randn(1, 4, 4)
     flat = keys.permute(0, 2, 1, 3).reshape(-1, 2, 4)
-    per_head = torch.stack(
-        [direct_mass(query[:, h : h + 1], flat[:, h // 2 : h // 2 + 1], 0.5) for h in range(4)]
-    )
+    per_head = torch.stack([direct_mass(query[:, h : h + 1], flat[:, h // 2 : h // 2 + 1], 0.5) for h in range(4)])
     mass = attention_mass(query, layout.pack(keys), layout, torch.tensor([0, 1]), 32, 0.5, head_reduce="max")
     torch.testing.assert_close(mass, per_head.amax(0), rtol=1e-4, atol=1e-6)
 

@@ -83,8 +83,9 @@ def test_copied_pages_are_bit_equal_and_others_untouched():
 
 
 @pytest.mark.parametrize(
-    ("target", "pages"), [(torch.zeros(4, 2, 32), [0]), (torch.zeros(4, 3, 32).half(), [0]), (torch.zeros(4, 3, 32), [0, 1])]
+    ("target", "pages"),
+    [(torch.zeros(4, 2, 32), [0]), (torch.zeros(4, 3, 32).half(), [0]), (torch.zeros(4, 3, 32), [0, 1])],
 )
 def test_copies_that_do_not_fit_are_refused(target, pages):
-    with pytest.raises(ValueError, match="fit|pages for"):
+    with pytest.raises(ValueError, match=r"fit|pages for"):
         copy_pages(torch.zeros(2, 3, 32), torch.tensor([1]), target, torch.tensor(pages))

@@ -11,9 +11,11 @@ import typer
 
 def demo(
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
-    budget: Annotated[int, typer.Option(help="Budget of each agent in tokens.")] = 768,
+    budget: Annotated[int, typer.Option(help="Budget of an agent in tokens; the planner gets three quarters.")] = 768,
     policy: Annotated[str, typer.Option(help="Eviction policy; 'full' evicts nothing.")] = "memdecay",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file ('-': stdout).")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result to this file ('-': stdout).")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the ledger and the picture.")] = Path("memdecay-demo"),
 ) -> None:
     """Run a LangGraph agent with real tools under a budget, and ask what it still knows."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from memdecay_adapters.demo.probes import ProbeOutcome
 from memdecay_adapters.demo.watch import ModelCall
@@ -34,29 +34,34 @@ class LiveReport:
 
     def calls(self, calls: Sequence[ModelCall]) -> None:
         """The calls of one user turn: tokens by region, pages held and freed, budget, speed."""
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for title, justify in (
-            ("agent", "left"), ("trace tokens by region", "left"), ("held/budget pages", "right"),
-            ("freed pages by region", "left"), ("tokens/s", "right"), ("tool calls", "left"),
-        ):  # fmt: skip
-            table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]
         for call in calls:
             kept = call.retention
-            budget = "no budget" if kept.budget_pages is None else str(kept.budget_pages)
-            table.add_row(
-                call.agent,
-                _counts(kept.tokens_by_region),
-                f"{kept.pages_held}/{budget}",
-                _counts(kept.freed_by_region) or "-",
-                f"{call.tokens_per_second:.0f}",
-                Text(", ".join(call.tool_calls)),
+            budget = "no budget" if kept.budget_pages is None else f"budget {kept.budget_pages}"
+            freed = _counts(kept.freed_by_region)
+            self.console.print(
+                f"  [bold]{call.agent}[/]  {call.prompt_tokens + call.generated_tokens} tokens: "
+                f"{_counts(kept.tokens_by_region)}"
             )
-        self.console.print(table)
+            self.console.print(
+                f"      held {kept.pages_held} of {kept.pages_total} pages, {budget}; "
+                f"freed {freed or 'nothing'}; {call.tokens_per_second:.0f} tokens/s"
+            )
+            if call.tool_calls:
+                self.console.print(f"      called {escape(', '.join(call.tool_calls))}")
+
+    def answer(self, text: str) -> None:
+        """What the agent said."""
+        self.console.print(f"  [dim]said[/] {escape(' '.join(text.split()))}")
 
     def facts(self, with_eviction: Sequence[ProbeOutcome], full_cache: Sequence[ProbeOutcome]) -> None:
         """What is still known of each planted fact."""
-        table = Table(title="planted facts, asked under the budget", title_justify="left", box=None, pad_edge=False)
-        for title in ("region", "fact", "pages kept", "right of 8", "with the full cache"):
+        table = Table(
+            title="planted facts: the right one of eight, asked under the budget",
+            title_justify="left",
+            box=None,
+            pad_edge=False,
+        )
+        for title in ("region", "fact", "pages kept", "known", "full cache"):
             table.add_column(title)
         for kept, full in zip(with_eviction, full_cache, strict=True):
             table.add_row(
@@ -77,4 +82,4 @@ class LiveReport:
 
 
 def _counts(by_region: Mapping[str, int]) -> str:
-    return " ".join(f"{region} {count}" for region, count in by_region.items())
+    return ", ".join(f"{region} {count}" for region, count in by_region.items())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from rich.console import Console
 
-from memdecay_adapters.demo.graph import AGENTS, PINS, build_agent
+from memdecay_adapters.demo.graph import PINS, build_agent
 from memdecay_adapters.demo.live import LiveReport
 from memdecay_adapters.demo.probes import ProbeOutcome, ask_all
 from memdecay_adapters.demo.report import SCHEMA_VERSION, DemoReport, fact_reports, turn_report
@@ -39,11 +39,17 @@ class DemoOptions:
     model: str | None = None
     """Hugging Face id or folder; None: the default small model."""
     budget_tokens: int = DEFAULT_BUDGET_TOKENS
-    """Of each agent."""
+    """Of the worker and of the answering agent; the planner gets three quarters."""
     policy: str = "memdecay"
+    user_turns: int = len(USER_TURNS)
+    """How many of the scenario's user turns to run."""
     output_folder: Path = Path("memdecay-demo")
     """Where the ledger and the picture go."""
     engine_args: dict[str, Any] = field(default_factory=lambda: dict(ENGINE_ARGS))
+
+    def budgets_tokens(self) -> dict[str, int | None]:
+        """Budget of each agent in tokens."""
+        return {"planner": self.budget_tokens * 3 // 4, "worker": self.budget_tokens, "answer": self.budget_tokens}
 
 
 def run_demo(options: DemoOptions, console: Console, engine: MemDecayEngine | None = None) -> DemoReport:
@@ -75,7 +81,7 @@ def run_demo(options: DemoOptions, console: Console, engine: MemDecayEngine | No
 
 
 def _run(options: DemoOptions, live: LiveReport, engine: MemDecayEngine, started: float) -> DemoReport:
-    name = Path(engine.model_name).name
+    name = engine.model_name
     live.start(name, engine.config.policy, engine.config.page_size_tokens, engine.dtype)
     before = engine.pool_stats()
     calls, messages = _converse(options, live, engine)
@@ -128,8 +134,8 @@ def _converse(
     messages: list[BaseMessage] = []
     with tempfile.TemporaryDirectory(prefix="memdecay-site-") as folder:
         build_site(Path(folder))
-        agent = build_agent(llm, site_tools(Path(folder)), dict.fromkeys(AGENTS, options.budget_tokens))
-        for number, text in enumerate(USER_TURNS, start=1):
+        agent = build_agent(llm, site_tools(Path(folder)), options.budgets_tokens())
+        for number, text in enumerate(USER_TURNS[: options.user_turns], start=1):
             live.user_turn(number, text)
             watcher.user_turn = number
             seen = len(watcher.calls)
@@ -139,7 +145,7 @@ def _converse(
                 )
             messages = state["messages"]
             live.calls(watcher.calls[seen:])
-            live.console.print(f"[dim]answer[/] {messages[-1].text.strip()}", markup=True)
+            live.answer(messages[-1].text)
     return watcher.calls, messages
 
 
@@ -148,9 +154,7 @@ def _probe(
 ) -> tuple[list[ProbeOutcome], list[ProbeOutcome]]:
     """Every fact under the answering agent's budget, and with the full cache."""
     whole = [SystemMessage(SYSTEM_PROMPT), *messages]
-    full = ask_all(
-        engine, whole, FACTS, agent="probe-full-cache", budget_tokens=None, pins=PINS, use_prefix_cache=True
-    )
+    full = ask_all(engine, whole, FACTS, agent="probe-full-cache", budget_tokens=None, pins=PINS, use_prefix_cache=True)
     if not engine.run_on_engine_thread(lambda _, internals: internals.controller.policy.evicts):
         return full, full
     kept = ask_all(

@@ -13,7 +13,24 @@ from memdecay_adapters.demo.scenario import NOTICES
 
 LOGS = ("pump", "crane", "gate")
 HALLS = ("north", "south", "east")
-_ITEMS = ("pallets", "drums", "crates", "cable", "valves", "filters", "gloves", "tape", "bolts", "lamps", "hoses", "paint")
+_ITEMS = (
+    "pallets",
+    "drums",
+    "crates",
+    "cable",
+    "valves",
+    "filters",
+    "gloves",
+    "tape",
+    "bolts",
+    "lamps",
+    "hoses",
+    "paint",
+    "rope",
+    "seals",
+    "pumps",
+    "motors",
+)
 _EVENTS = ("started", "stopped for service", "pressure normal", "load shifted", "door opened", "door closed",
            "oil topped up", "restarted by hand", "noise reported", "inspected, no finding")  # fmt: skip
 
@@ -33,7 +50,9 @@ def build_site(folder: Path, seed: int = 7) -> None:
         db.executemany("INSERT INTO notices (text) VALUES (?)", [(text,) for text in NOTICES])
     db.close()
     for log in LOGS:
-        lines = [f"{6 + n // 4:02d}:{n % 4 * 15:02d} {log} {draw.randint(1, 4)}: {draw.choice(_EVENTS)}" for n in range(26)]
+        lines = [
+            f"{6 + n // 4:02d}:{n % 4 * 15:02d} {log} {draw.randint(1, 4)}: {draw.choice(_EVENTS)}" for n in range(36)
+        ]
         (folder / f"{log}.log").write_text("\n".join(lines) + "\n")
 
 
@@ -53,7 +72,9 @@ def site_tools(folder: Path) -> list[BaseTool]:
                 "SELECT item, amount, reserved, amount - reserved FROM stock WHERE hall = ? ORDER BY item", (hall,)
             ).fetchall()
         db.close()
-        lines = [f"{item}: {amount} in stock, {reserved} reserved, {left} left" for item, amount, reserved, left in rows]
+        lines = [
+            f"{item}: {amount} in stock, {reserved} reserved, {left} left" for item, amount, reserved, left in rows
+        ]
         return _unread_notices(folder) + f"Stock of the {hall} hall\n" + "\n".join(lines)
 
     return [read_log, stock_report]

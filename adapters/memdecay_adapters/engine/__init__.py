@@ -1,14 +1,14 @@
 """Everything that touches vLLM.
 
-    versions, support   which vLLM and which models are served; refused at start-up otherwise
-    engine              the public engine: submit, generate, pool_stats, ledger
-    engine_thread       the thread that owns vLLM; stream is the caller's end of a request
-    controller          scheduler side: sessions, scores, plans, ledger
-    manager, spec       vLLM's cache manager for full attention, whose requests may lose pages
-    connector           the two-way channel between scheduler and worker; step_messages are what it carries
-    worker, worker_rows the worker: null evicted pages before the forward pass
-    cpu_backend         attention over the retained pages; observer and cpu_key_layout measure its mass
-    integrity           invariants, checked at every step when asked
+versions, support   which vLLM and which models are served; refused at start-up otherwise
+engine              the public engine: submit, generate, pool_stats, ledger
+engine_thread       the thread that owns vLLM; stream is the caller's end of a request
+controller          scheduler side: sessions, scores, plans, ledger
+manager, spec       vLLM's cache manager for full attention, whose requests may lose pages
+connector           the two-way channel between scheduler and worker; step_messages are what it carries
+worker, worker_rows the worker: null evicted pages before the forward pass
+cpu_backend         attention over the retained pages; observer and cpu_key_layout measure its mass
+integrity           invariants, checked at every step when asked
 """
 
 from __future__ import annotations

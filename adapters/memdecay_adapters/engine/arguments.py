@@ -46,7 +46,9 @@ def build_engine_args(model: str, settings: EngineSettings, engine_args: Mapping
     for name in _OURS:
         if name in engine_args:
             remedy = "Set MemDecayConfig.page_size_tokens instead." if name == "block_size" else "Leave it out."
-            raise ConfigError(where=f"engine_args[{name!r}]", rule="the embedded engine sets this itself", remedy=remedy)
+            raise ConfigError(
+                where=f"engine_args[{name!r}]", rule="the embedded engine sets this itself", remedy=remedy
+            )
     unknown = sorted(set(engine_args) - set(EngineArgs.__dataclass_fields__))
     if unknown:
         raise ConfigError(

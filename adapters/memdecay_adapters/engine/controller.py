@@ -212,18 +212,14 @@ class EvictionController:
                     observe[request_id] = queries
         return evicted, observe
 
-    def observe(
-        self, request_id: str, token_index: np.ndarray, mass: np.ndarray, queries: int
-    ) -> None:
+    def observe(self, request_id: str, token_index: np.ndarray, mass: np.ndarray, queries: int) -> None:
         """Take in measured attention; see `Observation`. A malformed one is counted, never raised."""
         tracked = self._requests.get(request_id)
         if tracked is None:
             return  # it ended in the very step that measured it
         represented = queries if queries > 1 else tracked.observed_stride
         try:
-            tracked.state.observe(
-                Observation(token_index, mass, represented_queries=represented, decode=queries == 1)
-            )
+            tracked.state.observe(Observation(token_index, mass, represented_queries=represented, decode=queries == 1))
         except MemDecayError as error:
             self.bypasses[error.code] += 1
             logger.error("request %s: %s", request_id, error)
@@ -241,10 +237,7 @@ class EvictionController:
             LedgerError: they differ, a page was freed twice, or a pinned page was freed.
         """
         self.ledger.check_integrity(
-            {
-                tracked.state.key: held_by_request.get(request_id, ())
-                for request_id, tracked in self._requests.items()
-            }
+            {tracked.state.key: held_by_request.get(request_id, ()) for request_id, tracked in self._requests.items()}
         )
 
     def _refuse_pinned(self, state: SessionState, pages: Sequence[int]) -> None:

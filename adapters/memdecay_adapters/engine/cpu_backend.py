@@ -52,9 +52,7 @@ class MemDecayCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
         common = common_attn_metadata
         requests = common.num_reqs
-        table = compact_block_table(
-            common.block_table_tensor[:requests], common.seq_lens[:requests], self.block_size
-        )
+        table = compact_block_table(common.block_table_tensor[:requests], common.seq_lens[:requests], self.block_size)
         if self.observer.directions.expected_rows is not None:
             self._check_rows(common, self.observer.directions.expected_rows)
         if not torch.equal(table.kept_tokens, common.seq_lens[:requests]):
@@ -124,7 +122,7 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
         if (
             isinstance(attn_metadata, MemDecayCPUMetadata)
             and attn_metadata.observed_rows
-            and layer.layer_name in attn_metadata.observed_layers  # type: ignore[attr-defined]
+            and layer.layer_name in attn_metadata.observed_layers
         ):
             self._add_mass(layer, query, kv_cache, attn_metadata.observed_rows)
         return result
@@ -134,7 +132,7 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
     ) -> None:
         pages, heads, page_size, both = kv_cache.shape
         head_dim = both // 2
-        layout = cpu_key_layout(layer.isa, page_size, head_dim, kv_cache.dtype)  # type: ignore[attr-defined]
+        layout = cpu_key_layout(layer.isa, page_size, head_dim, kv_cache.dtype)
         keys = kv_cache.view(pages, heads, page_size * both)[:, :, : page_size * head_dim]
         for row in rows:
             mass = attention_mass(

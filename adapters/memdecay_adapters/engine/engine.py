@@ -16,7 +16,7 @@ from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.stream import RequestStream
 from memdecay_adapters.engine.validation import check_request
 from memdecay_adapters.engine.versions import require_supported_vllm
-from memdecay_adapters.models import resolve_model
+from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import EngineError
 from memdecay_agents.hints import RequestHints
@@ -72,12 +72,15 @@ class MemDecayEngine:
             if other is not None and not other._closed and other._pid == self._pid:
                 raise EngineError(
                     where="MemDecayEngine",
-                    rule=f"an engine for {other.model_name!r} is open in this process, and vLLM keeps process-wide state",
+                    rule="another engine is open in this process, and vLLM keeps process-wide state",
                     remedy="Share that engine (ChatMemDecay(engine=...)), or close() it first.",
                 )
             MemDecayEngine._open = weakref.ref(self)
         try:
-            self.model_name = resolve_model(model)
+            self.model_path = resolve_model(model)
+            """What vLLM loads: a local folder or a Hugging Face id."""
+            self.model_name = model or DEFAULT_MODEL_NAME
+            """What the user calls it."""
             self._start(config or MemDecayConfig(), dict(engine_args or {}), check_integrity)
         except BaseException:
             self._closed = True
@@ -92,9 +95,9 @@ class MemDecayEngine:
         from memdecay_adapters.engine.inprocess import EngineInternals
         from memdecay_adapters.engine.lifecycle import build_llm_engine, shut_down_llm_engine
 
-        config = choose_page_size(config, self.model_name, engine_args)
+        config = choose_page_size(config, engine_args)
         settings = EngineSettings(config=config, check_integrity=check_integrity)
-        arguments = build_engine_args(self.model_name, settings, engine_args)
+        arguments = build_engine_args(self.model_path, settings, engine_args)
         self.config = config
         """The configuration in force, with the page size that was chosen."""
         self._thread = EngineThread(lambda: build_llm_engine(arguments), shut_down_llm_engine)
@@ -160,7 +163,7 @@ class MemDecayEngine:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's own tokenizer (transformers)."""
         self._check_usable()
-        return self._thread.engine.renderer.tokenizer  # type: ignore[return-value]
+        return self._thread.engine.renderer.tokenizer
 
     def pool_stats(self) -> PoolStats:
         """The block pool between two steps, in pages."""

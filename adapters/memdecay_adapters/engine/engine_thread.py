@@ -152,7 +152,7 @@ class EngineThread:
             if not self._take_commands():
                 return
             for output in self.engine.step():
-                self._deliver(output)  # type: ignore[arg-type]
+                self._deliver(output)
 
     def _take_commands(self) -> bool:
         """Run waiting commands; wait for one while nothing runs. False: the engine is to close."""
@@ -181,7 +181,7 @@ class EngineThread:
         running.text.append(completion.text)
         running.token_ids.extend(token_ids)
         if token_ids or completion.text:
-            running.stream.put(GenerationChunk(completion.text, token_ids, logprobs))  # type: ignore[arg-type]
+            running.stream.put(GenerationChunk(completion.text, token_ids, logprobs))
         if output.finished:
             retention = (output.kv_transfer_params or {}).get(RETENTION_KEY)
             self._finish(

@@ -27,7 +27,9 @@ class Block(Protocol):
         """Whether this is the pool's null block."""
 
 
-def check_rows_against_pool(rows: Mapping[str, Sequence[Block]], free_blocks: Iterable[Block], total_blocks: int) -> None:
+def check_rows_against_pool(
+    rows: Mapping[str, Sequence[Block]], free_blocks: Iterable[Block], total_blocks: int
+) -> None:
     """Check that live rows, reference counts and the free list agree.
 
     Args:

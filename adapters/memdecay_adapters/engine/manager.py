@@ -39,7 +39,9 @@ class MemDecayManager(FullAttentionManager):
         if self.controller is None or not blocks:
             return
         held = [page for page, block in enumerate(blocks) if not block.is_null]
-        self._evict(request_id, self.controller.pages_to_evict(request_id, held, len(blocks), processed_computed_tokens))
+        self._evict(
+            request_id, self.controller.pages_to_evict(request_id, held, len(blocks), processed_computed_tokens)
+        )
 
     def add_local_computed_blocks(
         self,
@@ -66,9 +68,7 @@ class MemDecayManager(FullAttentionManager):
             blocks[page] = self._null_block
         self.block_pool.free_blocks(freed)
 
-    def allocate_new_blocks(
-        self, request_id: str, num_tokens: int, num_tokens_main_model: int
-    ) -> list[KVCacheBlock]:
+    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list[KVCacheBlock]:
         """See the base class; tells the controller what the request holds now."""
         new_blocks = super().allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
         if self.controller is not None:

@@ -63,7 +63,9 @@ class StepObserver:
         return AttentionReport(measured) if measured else None
 
 
-def observed_layer_names(layer_names: list[str], observed_layers: Literal["all"] | int | Sequence[int]) -> frozenset[str]:
+def observed_layer_names(
+    layer_names: list[str], observed_layers: Literal["all"] | int | Sequence[int]
+) -> frozenset[str]:
     """Choose the layers whose attention is measured.
 
     Args:

@@ -12,14 +12,13 @@ AMX_PAGE_TOKENS = 32
 measured three times slower."""
 
 
-def choose_page_size(config: MemDecayConfig, model: str, engine_args: Mapping[str, Any]) -> MemDecayConfig:
+def choose_page_size(config: MemDecayConfig, engine_args: Mapping[str, Any]) -> MemDecayConfig:
     """Return the configuration with 32-token pages where the attention kernel is three times faster with them.
 
     That is on a CPU with AMX when the model runs in bfloat16. A page size that was set explicitly stays.
 
     Args:
         config: the user's configuration.
-        model: a local folder or a Hugging Face id.
         engine_args: vLLM engine arguments; ``dtype`` decides, else the checkpoint's own.
     """
     if "page_size_tokens" in config.model_fields_set:

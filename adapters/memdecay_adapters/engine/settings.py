@@ -38,7 +38,7 @@ class EngineSettings(BaseModel):
         Raises:
             ConfigError: ``additional_config["memdecay"]`` is missing or malformed.
         """
-        raw = (vllm_config.additional_config or {}).get(ADDITIONAL_CONFIG_KEY)  # type: ignore[union-attr]
+        raw = (vllm_config.additional_config or {}).get(ADDITIONAL_CONFIG_KEY)
         if raw is None:
             raise ConfigError(
                 where="vLLM additional_config",

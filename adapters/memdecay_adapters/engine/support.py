@@ -27,7 +27,7 @@ def check_supported(vllm_config: VllmConfig) -> None:
         (uses_window, "the model has sliding-window layers", "Use a model with full attention in all layers."),
         (model.is_hybrid, "the model is a hybrid of attention and state-space layers",
          "Use a model with full attention in all layers."),
-        (model.use_mla, "the model uses multi-head latent attention", "Use a model with plain or grouped-query attention."),
+        (model.use_mla, "the model uses multi-head latent attention", "Use a model with grouped-query attention."),
         (model.is_multimodal_model, "the model takes images, audio or video", "Use a text-only model."),
         (model.runner_type != "generate", f"the runner is {model.runner_type!r}", "Use a generating model."),
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism is on", "Set pipeline_parallel_size=1."),

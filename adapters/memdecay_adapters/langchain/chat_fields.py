@@ -112,9 +112,7 @@ class ChatMemDecayFields(BaseChatModel):
         """Token ids of a text with the model's own tokenizer, without special tokens."""
         return list(self.get_engine().tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def get_num_tokens_from_messages(
-        self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None
-    ) -> int:
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
         """Tokens of the prompt that these messages and tools become, template and tool schemas included."""
         engine = self.get_engine()
         prompt = build_prompt(
@@ -160,9 +158,7 @@ class ChatMemDecayFields(BaseChatModel):
         return {name: getattr(self, name) for name in _SAMPLING_FIELDS}
 
     def _model_defaults(self) -> ModelDefaults:
-        return ModelDefaults(
-            self.tenant, self.default_budget, self.budgets, self.pin, self.default_output_region
-        )
+        return ModelDefaults(self.tenant, self.default_budget, self.budgets, self.pin, self.default_output_region)
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         return model_profile(self)

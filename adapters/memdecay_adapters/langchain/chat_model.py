@@ -218,9 +218,7 @@ class ChatMemDecay(ChatMemDecayFields):
             ConfigError: no JSON schema can be made of ``schema``.
             OutputParserException: (when called) the answer broke off, or the class refuses its values.
         """
-        traced: dict[str, Any] = {
-            "ls_structured_output_format": {"kwargs": {"method": method}, "schema": schema}
-        }
+        traced: dict[str, Any] = {"ls_structured_output_format": {"kwargs": {"method": method}, "schema": schema}}
         if method == "json_mode":
             model: Any = self.bind(response_format={"type": "json_object"}, **traced, **kwargs)
         elif method == "function_calling":

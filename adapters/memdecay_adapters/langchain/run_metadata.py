@@ -45,9 +45,7 @@ def carry_through(items: Iterator[Item], metadata: Mapping[str, Any] | None) -> 
             yield item
 
 
-async def acarry_through(
-    items: AsyncIterator[Item], metadata: Mapping[str, Any] | None
-) -> AsyncIterator[Item]:
+async def acarry_through(items: AsyncIterator[Item], metadata: Mapping[str, Any] | None) -> AsyncIterator[Item]:
     """The same for an async iterator."""
     async with aclosing(cast("AsyncGenerator[Item]", items)):
         while True:

@@ -70,9 +70,7 @@ def response_format_of(schema: Schema) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": name, "schema": converted}}
 
 
-def structured_chain(
-    model: Runnable[Any, AIMessage], schema: Schema | None, include_raw: bool
-) -> Runnable[Any, Any]:
+def structured_chain(model: Runnable[Any, AIMessage], schema: Schema | None, include_raw: bool) -> Runnable[Any, Any]:
     """Put the reader behind the model.
 
     Args:

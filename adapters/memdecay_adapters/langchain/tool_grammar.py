@@ -97,9 +97,7 @@ def _json_format(schema: Mapping[str, Any], where: str) -> _Format:
     import xgrammar
 
     try:
-        grammar = xgrammar.Grammar.from_json_schema(
-            json.dumps(schema), any_whitespace=False, separators=(", ", ": ")
-        )
+        grammar = xgrammar.Grammar.from_json_schema(json.dumps(schema), any_whitespace=False, separators=(", ", ": "))
     except Exception as error:  # xgrammar raises RuntimeError, or an exception of its own by kind
         raise ConfigError(
             where=where,

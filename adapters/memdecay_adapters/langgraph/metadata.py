@@ -115,11 +115,7 @@ def parse_settings(raw: object, where: str) -> NodeSettings:
 def merge_settings(outer: NodeSettings, inner: NodeSettings) -> NodeSettings:
     """Merge setting by setting; what ``inner`` sets wins."""
     return NodeSettings(
-        **{
-            name: getattr(source, name)
-            for source in (outer, inner)
-            for name in sorted(source.model_fields_set)
-        }
+        **{name: getattr(source, name) for source in (outer, inner) for name in sorted(source.model_fields_set)}
     )
 
 

@@ -60,9 +60,7 @@ def is_tagged(message: BaseMessage) -> bool:
     return any(isinstance(extra, dict) and bool(extra.get(TAG_KEY)) for extra in extras)
 
 
-def stamp_output(
-    output: Any, known: KnownMessages, region: str, message_keys: Collection[str] = frozenset()
-) -> Any:
+def stamp_output(output: Any, known: KnownMessages, region: str, message_keys: Collection[str] = frozenset()) -> Any:
     """Return a node's output with its new messages stamped; what has nothing to stamp is returned as it is.
 
     Args:

@@ -1,0 +1,126 @@
+"""Planted faults: each is caught at the step where it happens, ends the engine, and leaves nobody waiting."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from vllm import SamplingParams
+
+import memdecay_adapters.engine.worker as worker_module
+from memdecay_agents.errors import EngineError, IntegrityError, LedgerError
+from memdecay_agents.selection import EvictionPlan
+from tests.engine.prompts import hints, prompt_ids
+
+pytestmark = pytest.mark.engine
+
+
+def sampling(new_tokens: int = 200) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, skip_reading_prefix_cache=True)
+
+
+@pytest.fixture
+def doomed(engine_named):
+    """An engine that the test will break; it must still close, and another must be able to follow."""
+    engine = engine_named("exact")
+    yield engine
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive(), "close() hangs"
+    assert engine.closed
+
+
+def assert_stopped_by(engine, streams, fault, message):
+    """Every waiting caller gets the error, every later one too."""
+    for stream in streams:
+        with pytest.raises(EngineError, match="stopped on a fault") as caught:
+            stream.result(120)
+        assert isinstance(caught.value.__cause__, fault)
+        assert message in str(caught.value)
+        with pytest.raises(EngineError):
+            list(stream)
+        assert stream.done
+    with pytest.raises(EngineError, match="stopped on a fault"):
+        engine.submit([1, 2, 3], sampling(1)).result(60)
+    with pytest.raises(EngineError, match="stopped on a fault"):
+        engine.pool_stats()
+
+
+def two_requests(engine, tokenizer):
+    """One that evicts at once, and one without hints that merely shares the engine."""
+    bystander = engine.submit(prompt_ids(tokenizer, 60, seed=90), sampling())
+    evicting = engine.submit(prompt_ids(tokenizer, 500, seed=91), sampling(), hints(500, 256))
+    return [bystander, evicting]
+
+
+def test_a_stale_worker_row_is_caught(doomed, tokenizer, monkeypatch):
+    monkeypatch.setattr(worker_module, "null_evicted_pages", lambda runner, evicted: None)
+    assert_stopped_by(doomed, two_requests(doomed, tokenizer), IntegrityError, "the row is stale")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_freed_block_that_is_in_use_or_free_already_is_caught(doomed, tokenizer, times):
+    stream = doomed.submit(prompt_ids(tokenizer, 100, seed=92), sampling())
+    next(iter(stream))
+
+    def free_again(llm, internals):
+        manager = internals.scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+        (blocks,) = manager.req_to_blocks.values()
+        victims = [blocks[2]] if times == 1 else [next(iter(manager.block_pool.free_block_queue.get_all_free_blocks()))]
+        manager.block_pool.free_blocks(victims)
+
+    doomed.run_on_engine_thread(free_again)
+    message = "which is free" if times == 1 else "freed twice"
+    assert_stopped_by(doomed, [stream], IntegrityError, message)
+
+
+def test_a_plan_that_frees_a_pinned_page_is_caught(doomed, tokenizer):
+    def corrupt(llm, internals):
+        controller = internals.controller
+        begin = controller._begin
+
+        def begin_with_a_bad_planner(request, request_hints):
+            tracked = begin(request, request_hints)
+            # page 1 is system, which is pinned
+            tracked.state.plan = lambda *a, **k: EvictionPlan(pages=(1,), order=(1,), scores={1: 0.0}, parts={1: {}})
+            return tracked
+
+        controller._begin = begin_with_a_bad_planner
+
+    doomed.run_on_engine_thread(corrupt)
+    assert_stopped_by(doomed, two_requests(doomed, tokenizer), IntegrityError, "chose a pinned page")
+
+
+def test_a_page_that_the_ledger_does_not_know_of_is_caught(doomed, tokenizer):
+    stream = doomed.submit(prompt_ids(tokenizer, 200, seed=93), sampling(), hints(200, 4096, session="lost"))
+    next(iter(stream))
+    def forget_pages(llm, internals):
+        (tracked,) = internals.controller._requests.values()
+        internals.controller.ledger.rewound(tracked.state.key, 3)
+
+    doomed.run_on_engine_thread(forget_pages)
+    assert_stopped_by(doomed, [stream], LedgerError, "")
+
+
+def test_an_error_inside_vllms_step_ends_the_engine_and_nobody_waits(doomed, tokenizer):
+    streams = two_requests(doomed, tokenizer)
+    waiting = []
+
+    def wait_for_result():
+        try:
+            streams[0].result(120)
+        except EngineError as error:
+            waiting.append(error)
+
+    thread = threading.Thread(target=wait_for_result, daemon=True)
+    thread.start()
+
+    def explode(*args, **kwargs):
+        raise RuntimeError("planted")
+
+    doomed.run_on_engine_thread(lambda llm, internals: setattr(internals.scheduler, "schedule", explode))
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(waiting) == 1
+    assert_stopped_by(doomed, streams, RuntimeError, "planted")
