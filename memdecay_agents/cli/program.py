@@ -32,15 +32,21 @@ def build_app() -> typer.Typer:
     @app.callback()
     def options(
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-        version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+        version: Annotated[
+            bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+        ] = False,
     ) -> None:
-        if version:
-            typer.echo(metadata.version("memdecay-agents"))
-            raise typer.Exit
+        """Options before the command."""
 
     for entry in sorted(metadata.entry_points(group=COMMANDS_GROUP), key=lambda entry: entry.name):
         app.command(name=entry.name)(entry.load())
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(metadata.version("memdecay-agents"))
+        raise typer.Exit
 
 
 def main(arguments: list[str] | None = None) -> None:

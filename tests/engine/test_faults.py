@@ -92,15 +92,16 @@ def test_a_plan_that_frees_a_pinned_page_is_caught(doomed, tokenizer):
     assert_stopped_by(doomed, two_requests(doomed, tokenizer), IntegrityError, "chose a pinned page")
 
 
-def test_a_page_that_the_ledger_does_not_know_of_is_caught(doomed, tokenizer):
+def test_a_page_that_only_the_ledger_holds_is_caught(doomed, tokenizer):
     stream = doomed.submit(prompt_ids(tokenizer, 200, seed=93), sampling(), hints(200, 4096, session="lost"))
     next(iter(stream))
-    def forget_pages(llm, internals):
-        (tracked,) = internals.controller._requests.values()
-        internals.controller.ledger.rewound(tracked.state.key, 3)
 
-    doomed.run_on_engine_thread(forget_pages)
-    assert_stopped_by(doomed, [stream], LedgerError, "")
+    def book_one_too_many(llm, internals):
+        (tracked,) = internals.controller._requests.values()
+        internals.controller.ledger.allocated(tracked.state.key, [200])
+
+    doomed.run_on_engine_thread(book_one_too_many)
+    assert_stopped_by(doomed, [stream], LedgerError, "held by the ledger and not by the engine")
 
 
 def test_an_error_inside_vllms_step_ends_the_engine_and_nobody_waits(doomed, tokenizer):
