@@ -90,6 +90,12 @@ def merge_adjacent(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
+def clip(spans: Iterable[Span], start: int, end: int) -> list[Span]:
+    """The parts of spans inside [start, end), in order; what is outside is cut away."""
+    inside = ((max(span.start, start), min(span.end, end), span) for span in spans)
+    return [span._replace(start=a, end=b) for a, b, span in inside if a < b]
+
+
 def regions_of_tokens(spans: Sequence[Span], base: int, n: int, config: MemDecayConfig) -> RegionArray:
     """Region index of each of the ``n`` tokens from ``base`` on, int8 [n]; the spans must partition them.
 

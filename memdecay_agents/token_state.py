@@ -92,6 +92,20 @@ class TokenState:
         self._columns["refreshed_at_ticks"][start:end] = self.clock_ticks
         self.n_tokens = end
 
+    def relabel(self, spans: Sequence[Span]) -> None:
+        """Give the leading tokens the regions and flags of ``spans``, which partition [0, their end).
+
+        Clocks and attention stay: a tag says what a token is, not what happened to it.
+
+        Raises:
+            SpanError: the spans do not partition a leading part of the registered tokens; nothing changed.
+        """
+        end = spans[-1].end if spans else 0
+        regions = regions_of_tokens(spans, 0, min(end, self.n_tokens), self.config)
+        self._columns["region"][:end] = regions
+        self._columns["flags"][:end] = flags_of_tokens(spans)
+        self._columns["pinned"][: self.n_tokens] = self._pinned(self.region, self.flags)
+
     def set_pins(self, pins: Collection[str]) -> None:
         """Pin these regions beside the ones that the configuration pins, for all tokens, old and new.
 

@@ -140,7 +140,7 @@ def submit_and_abort(engine, ids, request_hints):
 def test_many_requests_come_and_go_and_the_pool_is_whole(engine, tokenizer):
     streams = []
     for i in range(8):
-        length = 80 + 37 * i
+        length = 120 + 30 * i
         ids = prompt_ids(tokenizer, length, seed=40 + i)
         streams.append(engine.submit(ids, sampling(4 + i), hints(length, 192 if i % 2 else None, session=f"many-{i}")))
     for stream in streams[::3]:

@@ -130,7 +130,7 @@ def test_a_preempted_request_is_computed_again_within_its_budget_and_to_the_orac
 
 def test_preemptions_at_random_leave_ledger_pool_and_outputs_right(small, tokenizer):
     # budgets that never bind: every page is computed again, and the tokens must not change
-    requests = [(prompt_ids(tokenizer, 90 + 50 * i, seed=80 + i), hints(90 + 50 * i, 480, session=f"chaos-{i}"))
+    requests = [(prompt_ids(tokenizer, 130 + 40 * i, seed=80 + i), hints(130 + 40 * i, 480, session=f"chaos-{i}"))
                 for i in range(3)]  # fmt: skip
     alone = [small.generate(ids, sampling(24), h).token_ids for ids, h in requests]
     steps = set(random.Random(7).sample(range(1, 40), 6))

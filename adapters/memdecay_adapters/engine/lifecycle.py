@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+from memdecay_agents.errors import ConfigError, ModelError
+
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -16,35 +18,63 @@ def build_llm_engine(arguments: EngineArgs) -> LLMEngine:
     A core or worker in another process would start through ``multiprocessing`` and break user scripts that
     have no ``__main__`` guard. On a CPU vLLM would otherwise choose worker processes, for the sake of thread
     binding; in this process the number of threads is OMP_NUM_THREADS, or all cores.
+
+    Raises:
+        ConfigError: vLLM refuses an argument's value.
+        ModelError: the model cannot be found or fetched.
+        UnsupportedError: see `check_supported` and the worker.
     """
+    from pydantic import ValidationError
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
 
     from memdecay_adapters.engine.support import check_supported
 
-    vllm_config = arguments.create_engine_config(UsageContext.LLM_CLASS)
+    try:
+        vllm_config = arguments.create_engine_config(UsageContext.LLM_CLASS)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ConfigError(
+            where=f"engine_args for model {arguments.model!r}, {'.'.join(map(str, problem['loc'])) or error.title}",
+            rule=str(problem["msg"]),
+            remedy="Correct the argument; vLLM's EngineArgs lists what it takes.",
+        ) from error
+    except OSError as error:
+        raise ModelError(
+            where=f"model {arguments.model!r}",
+            rule=str(error).strip().split("\n")[0],
+            remedy="Check the id and the network, or give a local folder, or nothing at all for the default model.",
+        ) from error
     check_supported(vllm_config)
     if vllm_config.parallel_config.world_size == 1:
         vllm_config.parallel_config.distributed_executor_backend = "uni"
-    return LLMEngine(
-        vllm_config=vllm_config,
-        executor_class=Executor.get_class(vllm_config),
-        log_stats=not arguments.disable_log_stats,
-        usage_context=UsageContext.LLM_CLASS,
-        multiprocess_mode=False,
-    )
+    try:
+        return LLMEngine(
+            vllm_config=vllm_config,
+            executor_class=Executor.get_class(vllm_config),
+            log_stats=not arguments.disable_log_stats,
+            usage_context=UsageContext.LLM_CLASS,
+            multiprocess_mode=False,
+        )
+    except BaseException:
+        _release_process_state()  # a half-built engine must not stand in the way of the next
+        raise
 
 
 def shut_down_llm_engine(engine: LLMEngine) -> None:
     """Free the model, the cache and vLLM's process-wide groups."""
+    engine.engine_core.shutdown()
+    del engine
+    _release_process_state()
+
+
+def _release_process_state() -> None:
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    engine.engine_core.shutdown()
     ensure_kv_transfer_shutdown()
     AttentionBackendEnum.CPU_ATTN.clear_override()
-    del engine
     cleanup_dist_env_and_memory()
     gc.collect()

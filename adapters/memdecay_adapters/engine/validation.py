@@ -45,7 +45,9 @@ def check_request(
             remedy="Send n requests.",
         )
     if hints is None:
-        return
+        if config.default_budget_tokens is None:
+            return
+        hints = hints_of_plain_request("request without hints", prompt_tokens)
     if hints.base:
         raise EngineError(
             where=f"hints of session {hints.session_id.key()!r}",

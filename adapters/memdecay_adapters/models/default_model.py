@@ -95,6 +95,8 @@ def is_intact(folder: Path) -> bool:
 
 def _rebuild(target: Path) -> None:
     gguf = _find_gguf()
+    for leftover in target.parent.glob(f".{target.name}-*"):  # of builders that were killed: the lock is ours
+        shutil.rmtree(leftover)
     if target.exists():
         shutil.rmtree(target)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))

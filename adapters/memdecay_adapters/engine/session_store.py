@@ -1,0 +1,164 @@
+"""Sessions between their turns: what is kept of an agent's memory while nobody computes on it.
+
+    turn 1 ends:    row  [ 7  .  3  9  . 12 ]   tokens  t0 ........ t91   (. evicted)
+    turn 2 comes:   prompt shares t0 .. t80  ->  adopt the row up to token 80, compute the rest
+
+A retained session owns references on its pages; they are the pool's again when the session is closed, takes
+too long to return, is pushed out by a newer prompt of the same session, or when a running request needs room
+(least recently used first). Nothing here computes or copies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memdecay_adapters.engine.integrity import Block
+from memdecay_agents.session_state import SessionState
+from memdecay_agents.sessions import SessionId
+
+SLOTS_PER_SESSION = 2
+"""Different prompts that one agent may keep: a node that sends two kinds of prompts needs both."""
+
+TokenIds = npt.NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class RetainedSession:
+    """An idle session and its pages."""
+
+    home: SessionId
+    """Whose it is; the state's own id also says which slot."""
+    state: SessionState
+    token_ids: TokenIds
+    """int64 ``[computed]``: the tokens whose keys and values were computed, evicted ones included."""
+    clean_pages: int | None
+    """Leading pages that saw their whole context; None: all of them."""
+    published_pages: int
+    """Leading pages that the prefix cache already knows."""
+    blocks: list[Block] = field(default_factory=list)
+    """The row in logical order; evicted pages hold the null block."""
+    idle_since_seconds: float = 0.0
+
+    @property
+    def held_pages(self) -> list[int]:
+        """Logical pages held, ascending."""
+        return [page for page, block in enumerate(self.blocks) if not block.is_null]
+
+
+class Match(NamedTuple):
+    """A retained session that a prompt continues."""
+
+    session: RetainedSession
+    tokens: int
+    """Leading tokens of the prompt that need not be computed again."""
+
+
+class SessionStore:
+    """Idle sessions, least recently used first.
+
+    Args:
+        page_size_tokens: tokens in a page.
+        idle_limit_seconds: a session that is idle for longer is given up; None: never for that reason.
+        max_sessions: idle sessions kept at most.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        page_size_tokens: int,
+        idle_limit_seconds: float | None,
+        max_sessions: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.page_size_tokens = page_size_tokens
+        self.idle_limit_seconds = idle_limit_seconds
+        self.max_sessions = max_sessions
+        self._clock = clock
+        self._idle: OrderedDict[int, RetainedSession] = OrderedDict()  # by id(), oldest first
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def __iter__(self) -> Iterator[RetainedSession]:
+        return iter(list(self._idle.values()))
+
+    def of(self, session_id: SessionId) -> list[RetainedSession]:
+        """The idle slots of one session, least recently used first."""
+        return [session for session in self._idle.values() if session.home == session_id]
+
+    def match(self, session_id: SessionId, prompt: Sequence[int], least_tokens: int) -> Match | None:
+        """Find the slot that shares the longest prefix with a prompt; changes nothing.
+
+        Args:
+            session_id: whose slots to look at.
+            prompt: token ids; at least the last one is always computed.
+            least_tokens: a shorter common prefix is another prompt, not a continuation.
+        """
+        ids = np.asarray(prompt, dtype=np.int64)
+        best: Match | None = None
+        for session in self.of(session_id):
+            tokens = self._usable(session, common_prefix(session.token_ids, ids[:-1]))
+            if tokens >= max(least_tokens, 1) and (best is None or tokens >= best.tokens):
+                best = Match(session, tokens)
+        return best
+
+    def _usable(self, session: RetainedSession, shared: int) -> int:
+        """How much of a shared prefix can be continued without writing into a page that is not ours alone."""
+        page, offset = divmod(shared, self.page_size_tokens)
+        if offset == 0 or shared == len(session.token_ids):
+            return shared
+        block = session.blocks[page]
+        is_private = not block.is_null and block.ref_cnt == 1 and getattr(block, "block_hash", None) is None
+        return shared if is_private else page * self.page_size_tokens
+
+    def take(self, session: RetainedSession) -> RetainedSession:
+        """Remove a session: from now on the caller owns its pages."""
+        return self._idle.pop(id(session))
+
+    def slot_for(self, session_id: SessionId) -> tuple[SessionId, RetainedSession | None]:
+        """Where a prompt that continues nothing goes: a free slot's id, and the slot that makes way for it."""
+        slots = self.of(session_id)
+        names = [session_id, *(slot_id(session_id, number) for number in range(2, SLOTS_PER_SESSION + 1))]
+        taken = {slot.state.session_id for slot in slots}
+        free = next((name for name in names if name not in taken), None)
+        if free is not None:
+            return free, None
+        return slots[0].state.session_id, self.take(slots[0])
+
+    def put(self, session: RetainedSession) -> list[RetainedSession]:
+        """Keep a session; returns those that had to make way, whose pages the caller frees."""
+        session.idle_since_seconds = self._clock()
+        self._idle[id(session)] = session
+        surplus = max(0, len(self._idle) - self.max_sessions)
+        return [self.take(other) for other in list(self)[:surplus]]
+
+    def expired(self) -> list[RetainedSession]:
+        """Remove and return the sessions that were idle for too long."""
+        if self.idle_limit_seconds is None:
+            return []
+        limit = self._clock() - self.idle_limit_seconds
+        return [self.take(session) for session in self if session.idle_since_seconds < limit]
+
+    def oldest(self, spared: RetainedSession | None = None) -> RetainedSession | None:
+        """Remove and return the least recently used session, but not ``spared``."""
+        session = next((session for session in self if session is not spared), None)
+        return None if session is None else self.take(session)
+
+
+def slot_id(session_id: SessionId, number: int) -> SessionId:
+    """The id of a session's further slot, for the ledger."""
+    return session_id._replace(branch=f"{session_id.branch}~{number}")
+
+
+def common_prefix(a: TokenIds, b: TokenIds) -> int:
+    """Length of the longest common prefix of two int64 vectors."""
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if different.size else length
