@@ -43,7 +43,8 @@ class LiveReport:
                 f"{_counts(kept.tokens_by_region)}"
             )
             self.console.print(
-                f"      held {kept.pages_held} of {kept.pages_total} pages, {budget}; "
+                f"      computed {call.prompt_tokens - call.cached_tokens} of {call.prompt_tokens} prompt tokens; "
+                f"held {kept.pages_held} of {kept.pages_total} pages, {budget}; "
                 f"freed {freed or 'nothing'}; {call.tokens_per_second:.0f} tokens/s"
             )
             if call.tool_calls:

@@ -2,7 +2,8 @@
 
 The prompt is the whole conversation and ``Note: The <attribute>``; the engine is made to write " is" and
 the log-probabilities of the next token are compared among eight values of the same kind. The word " is" is
-decoded, not prefilled, so that the choice is made with no page more than the budget.
+decoded, not prefilled, so that the choice is made with no page more than the budget. Asked as the agent itself,
+a probe continues the agent's session in the cache: it reads the very pages that the agent still holds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from memdecay_adapters.engine.results import GenerationResult
 from memdecay_adapters.langchain.prompt import build_prompt
 from memdecay_agents.errors import ModelError
 from memdecay_agents.hints import RequestHints
+from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span
 
 if TYPE_CHECKING:
@@ -50,42 +52,40 @@ def ask_all(
     facts: Sequence[Fact],
     *,
     agent: str,
+    thread_id: str,
     budget_tokens: int | None,
     pins: Sequence[str],
-    use_prefix_cache: bool,
 ) -> list[ProbeOutcome]:
-    """Ask for every fact, batched.
+    """Ask for every fact, one after the other.
 
     Args:
         engine: the engine whose cache is asked.
         messages: the whole conversation.
         facts: what to ask for.
-        agent: whose budget it is, for the ledger.
-        budget_tokens: None: the full cache.
+        agent: whose memory is asked.
+        thread_id: the conversation's thread; the session is continued if it is still in the cache.
+        budget_tokens: the agent's budget; None: the full cache.
         pins: regions pinned.
-        use_prefix_cache: whether pages of earlier requests may be reused.
 
     Raises:
         ModelError: the tokenizer cannot tell eight candidates apart by their first token.
     """
     prompt = build_prompt(messages, engine.tokenizer, config=engine.config, add_generation_prompt=False)
-    streams, asked = [], []
-    for number, fact in enumerate(facts):
+    outcomes = []
+    for fact in facts:
         candidates = first_tokens(engine.tokenizer, fact)
         question = engine.tokenizer(fact.probe, add_special_tokens=False)["input_ids"]
         ids = [*prompt.token_ids, *question]
-        spans = (*prompt.spans, Span(len(prompt.token_ids), len(ids), "user"))
         hints = RequestHints(
-            session=f"probe-{number}-{budget_tokens}", agent=agent, budget_tokens=budget_tokens,
-            pins=tuple(pins), spans=spans,
-        )  # fmt: skip
-        sampling = _sampling(engine.tokenizer, list(candidates), use_prefix_cache)
-        streams.append(engine.submit(ids, sampling, hints))
-        asked.append((fact, candidates))
-    outcomes = []
-    for (fact, candidates), stream in zip(asked, streams, strict=True):
+            session=SessionId("default", thread_id, agent).hint_session,
+            agent=agent,
+            budget_tokens=budget_tokens,
+            pins=tuple(pins),
+            spans=(*prompt.spans, Span(len(prompt.token_ids), len(ids), "user")),
+        )
+        result = engine.generate(ids, _sampling(engine.tokenizer, list(candidates)), hints)
         pages = pages_of(prompt.text, fact.sentence, engine.tokenizer, engine.config.page_size_tokens)
-        outcomes.append(_outcome(fact, candidates, pages, stream.result()))
+        outcomes.append(_outcome(fact, candidates, pages, result))
     return outcomes
 
 
@@ -127,7 +127,7 @@ def pages_of(text: str, sentence: str, tokenizer: Any, page_size_tokens: int) ->
     return tuple(range(tokens[0] // page_size_tokens, tokens[-1] // page_size_tokens + 1))
 
 
-def _sampling(tokenizer: Any, candidates: list[int], use_prefix_cache: bool) -> Any:
+def _sampling(tokenizer: Any, candidates: list[int]) -> Any:
     from vllm import SamplingParams
 
     forced = tokenizer(FORCED_WORD, add_special_tokens=False)["input_ids"]
@@ -137,7 +137,6 @@ def _sampling(tokenizer: Any, candidates: list[int], use_prefix_cache: bool) -> 
         ignore_eos=True,
         allowed_token_ids=forced[:1],
         logprob_token_ids=candidates,
-        skip_reading_prefix_cache=not use_prefix_cache,
     )
 
 

@@ -88,6 +88,7 @@ def _run(options: DemoOptions, live: LiveReport, engine: MemDecayEngine, started
     with live.console.status("asking for the planted facts"):
         kept, full = _probe(options, engine, messages)
     live.facts(kept, full)
+    engine.close_sessions(THREAD)
     after = engine.pool_stats()
 
     ledger = engine.ledger()
@@ -152,13 +153,13 @@ def _converse(
 def _probe(
     options: DemoOptions, engine: MemDecayEngine, messages: list[BaseMessage]
 ) -> tuple[list[ProbeOutcome], list[ProbeOutcome]]:
-    """Every fact under the answering agent's budget, and with the full cache."""
+    """Every fact in the answering agent's own session, and with the full cache."""
     whole = [SystemMessage(SYSTEM_PROMPT), *messages]
-    full = ask_all(engine, whole, FACTS, agent="probe-full-cache", budget_tokens=None, pins=PINS, use_prefix_cache=True)
+    full = ask_all(engine, whole, FACTS, agent="full-cache", thread_id=THREAD, budget_tokens=None, pins=PINS)
     if not engine.run_on_engine_thread(lambda _, internals: internals.controller.policy.evicts):
         return full, full
     kept = ask_all(
-        engine, whole, FACTS, agent="probe", budget_tokens=options.budget_tokens, pins=PINS, use_prefix_cache=False
+        engine, whole, FACTS, agent="answer", thread_id=THREAD, budget_tokens=options.budget_tokens, pins=PINS
     )
     return kept, full
 

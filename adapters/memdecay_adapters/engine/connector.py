@@ -65,7 +65,8 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
                 remedy="Use a model whose layers are all full attention, started by MemDecayEngine.",
             )
         self.manager = managers[0]
-        self.controller = EvictionController(self._settings.config, self.manager.block_size, self._chunk_tokens)
+        self.controller = EvictionController(self._settings, self.manager.block_size, self._chunk_tokens)
+        self.controller.free_blocks = self.manager.free_row
         self.manager.controller = self.controller
 
     def on_new_request(self, request: Request) -> None:
@@ -73,8 +74,8 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         self.controller.start(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """No tokens ever come from outside."""
-        return 0, False
+        """Tokens that an idle session of the request holds: their keys and values are in the cache already."""
+        return self.controller.matched_tokens(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """Nothing to do: pages are accounted for where they are allocated."""
@@ -85,7 +86,8 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         if self._settings.check_integrity:
             pool = self.manager.block_pool
             rows = dict(self.manager.req_to_blocks)
-            check_rows_against_pool(rows, pool.free_block_queue.get_all_free_blocks(), pool.num_gpu_blocks)
+            idle = {session.state.key: session.blocks for session in self.controller.sessions}
+            check_rows_against_pool({**rows, **idle}, pool.free_block_queue.get_all_free_blocks(), pool.num_gpu_blocks)
             self.controller.check_integrity(
                 {rid: [i for i, block in enumerate(blocks) if not block.is_null] for rid, blocks in rows.items()}
             )

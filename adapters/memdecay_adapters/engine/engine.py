@@ -43,6 +43,8 @@ class MemDecayEngine:
         config: regions, policy, budgets, page size.
         engine_args: any of vLLM's engine arguments by name (``dtype``, ``max_model_len``,
             ``kv_cache_memory_bytes``, ...).
+        keep_sessions: keep a session's pages between its turns, so that a turn computes only its new tokens.
+        session_idle_seconds: give up a session that is idle for longer; None: never for that reason.
         check_integrity: check the pool and every block-table row at each step.
 
     Raises:
@@ -61,6 +63,8 @@ class MemDecayEngine:
         *,
         config: MemDecayConfig | None = None,
         engine_args: Mapping[str, Any] | None = None,
+        keep_sessions: bool = True,
+        session_idle_seconds: float | None = 900.0,
         check_integrity: bool = False,
     ) -> None:
         self.vllm_version = require_supported_vllm()
@@ -81,13 +85,19 @@ class MemDecayEngine:
             """What vLLM loads: a local folder or a Hugging Face id."""
             self.model_name = model or DEFAULT_MODEL_NAME
             """What the user calls it."""
-            self._start(config or MemDecayConfig(), dict(engine_args or {}), check_integrity)
+            settings = EngineSettings(
+                config=config or MemDecayConfig(),
+                keep_sessions=keep_sessions,
+                session_idle_seconds=session_idle_seconds,
+                check_integrity=check_integrity,
+            )
+            self._start(settings, dict(engine_args or {}))
         except BaseException:
             self._closed = True
             raise
         atexit.register(_close_at_exit, weakref.ref(self))
 
-    def _start(self, config: MemDecayConfig, engine_args: dict[str, Any], check_integrity: bool) -> None:
+    def _start(self, settings: EngineSettings, engine_args: dict[str, Any]) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about server deployments
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         from memdecay_adapters.engine.arguments import build_engine_args
@@ -95,14 +105,15 @@ class MemDecayEngine:
         from memdecay_adapters.engine.inprocess import EngineInternals
         from memdecay_adapters.engine.lifecycle import build_llm_engine, shut_down_llm_engine
 
-        config = choose_page_size(config, engine_args)
-        settings = EngineSettings(config=config, check_integrity=check_integrity)
+        config = choose_page_size(settings.config, engine_args)
+        settings = settings.model_copy(update={"config": config})
         arguments = build_engine_args(self.model_path, settings, engine_args)
         self.config = config
         """The configuration in force, with the page size that was chosen."""
         self._thread = EngineThread(lambda: build_llm_engine(arguments), shut_down_llm_engine)
         try:
             self._internals = EngineInternals(self._thread.engine)
+            self._thread.retention_of = self._internals.controller.take_summary
         except BaseException:
             self._thread.close()
             raise
@@ -175,9 +186,22 @@ class MemDecayEngine:
         self._check_usable()
         return self._thread.call(self._internals.controller.ledger_copy)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes of ended requests."""
+    def close_sessions(self, thread_id: str | None = None, *, tenant: str | None = None) -> int:
+        """Give back the pages of idle sessions, and do not keep those of requests that still run.
+
+        Args:
+            thread_id: of this thread; None: of all.
+            tenant: of this tenant; None: of all.
+
+        Returns:
+            How many idle sessions were given up.
+        """
         self._check_usable()
+        return self._thread.call(lambda: self._internals.controller.close_sessions(tenant, thread_id))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes of ended requests, and all idle sessions."""
+        self.close_sessions()
         self._thread.call(self._thread.engine.reset_prefix_cache)
 
     def run_on_engine_thread(self, function: Callable[[LLMEngine, EngineInternals], T]) -> T:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-RETENTION_KEY = "memdecay"
 
 
 class _Command(NamedTuple):
@@ -47,6 +46,8 @@ class EngineThread:
 
     def __init__(self, build: Callable[[], LLMEngine], shut_down: Callable[[LLMEngine], None]) -> None:
         """Start the thread and build the engine on it; errors of the build are raised here."""
+        self.retention_of: Callable[[str], RetentionSummary | None] = lambda internal_id: None
+        """The retention summary of a request that has ended, by vLLM's internal id; set once the engine is built."""
         self._build = build
         self._shut_down = shut_down
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
@@ -183,20 +184,18 @@ class EngineThread:
         if token_ids or completion.text:
             running.stream.put(GenerationChunk(completion.text, token_ids, logprobs))
         if output.finished:
-            retention = (output.kv_transfer_params or {}).get(RETENTION_KEY)
             self._finish(
                 running,
                 finish_reason=completion.finish_reason or "stop",
                 stop_reason=completion.stop_reason,
                 cached_tokens=output.num_cached_tokens or 0,
-                retention=RetentionSummary.from_dict(retention) if retention else None,
             )
 
     def _abort(self, request_id: str) -> None:
         running = self._running.get(request_id)
         if running is not None:
             self.engine.abort_request([running.internal_id], internal=True)
-            self._finish(running, finish_reason="abort", stop_reason=None, cached_tokens=0, retention=None)
+            self._finish(running, finish_reason="abort", stop_reason=None, cached_tokens=0)
 
     def _finish(self, running: _Running, **fields: Any) -> None:
         del self._running[running.stream.request_id]
@@ -210,6 +209,7 @@ class EngineThread:
                 wall_seconds=now - running.started,
                 time_to_first_token_seconds=(running.first_token or now) - running.started,
                 logprobs=tuple(running.logprobs) if running.logprobs is not None else None,
+                retention=self.retention_of(running.internal_id),
                 **fields,
             )
         )

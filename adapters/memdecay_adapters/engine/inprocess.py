@@ -28,10 +28,14 @@ class PoolStats:
     """Free or reclaimable (cached, held by nobody)."""
     preemptions: int
     """Requests preempted since start."""
+    idle_sessions: int
+    """Sessions that hold pages between their turns."""
+    parked_sessions: int
+    """Idle sessions given up since start because a running request needed their pages."""
 
     @property
     def held_pages(self) -> int:
-        """Pages held by live requests."""
+        """Pages held by live requests and idle sessions."""
         return self.total_pages - self.free_pages
 
 
@@ -63,4 +67,6 @@ class EngineInternals:
             total_pages=pool.num_gpu_blocks - 1,
             free_pages=pool.get_num_free_blocks(),
             preemptions=self.controller.preemptions,
+            idle_sessions=len(self.controller.sessions),
+            parked_sessions=self.controller.parked_sessions,
         )

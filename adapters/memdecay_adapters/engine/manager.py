@@ -54,9 +54,43 @@ class MemDecayManager(FullAttentionManager):
         super().add_local_computed_blocks(
             request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
         )
-        if self.controller is not None and new_computed_blocks:
+        if self.controller is None or num_external_computed_tokens or not new_computed_blocks:
+            return
+        if self.controller.matched_row_pages(request_id):
+            self._continue_session(request_id, num_local_computed_tokens)
+        else:
             self.controller.prefix_hit(request_id, num_local_computed_tokens)
             self.remove_skipped_blocks(request_id, num_local_computed_tokens)
+
+    def allocate_external_computed_blocks(
+        self,
+        request_id: str,
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+        record_for_zeroing: bool = True,
+    ) -> None:
+        """Tokens from outside are those of the idle session that the request continues: nothing is allocated."""
+        if self.controller is None:
+            super().allocate_external_computed_blocks(
+                request_id, num_local_computed_tokens, num_external_computed_tokens, record_for_zeroing
+            )
+        else:
+            self._continue_session(request_id, num_local_computed_tokens + num_external_computed_tokens)
+
+    def _continue_session(self, request_id: str, tokens: int) -> None:
+        """Take over the row of an idle session up to ``tokens``; nothing is computed or copied.
+
+        The session's row replaces a cached prefix: it says which pages were evicted, and they stay so.
+        """
+        assert self.controller is not None
+        session = self.controller.continue_session(request_id)
+        row = self.req_to_blocks[request_id]
+        self.free_row(row)
+        pages = self.pages_for(tokens)
+        row[:] = session.blocks[:pages]
+        self.free_row(session.blocks[pages:])
+        self.num_cached_block[request_id] = min(session.published_pages, tokens // self.block_size)
+        self.remove_skipped_blocks(request_id, tokens)
 
     def _evict(self, request_id: str, pages: Sequence[int]) -> None:
         if not pages:
@@ -77,19 +111,37 @@ class MemDecayManager(FullAttentionManager):
         return new_blocks
 
     def get_num_blocks_to_allocate(
-        self, request_id: str, num_tokens: int, *args: Any, apply_admission_cap: bool = False, **kwargs: Any
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        *args: Any,
+        apply_admission_cap: bool = False,
+        **kwargs: Any,
     ) -> int:
-        """See the base class; for admission a request needs its budget and one chunk, never its length."""
-        if apply_admission_cap and self.controller is not None:
-            cap_pages = self.controller.admission_cap_pages(request_id)
-            if cap_pages is not None:
-                have = self.req_to_blocks.get(request_id, ())
-                nulls = sum(block.is_null for block in have)
-                most = (max(cap_pages, len(have) - nulls) + nulls) * self.block_size
-                num_tokens = min(num_tokens, most)
-        return super().get_num_blocks_to_allocate(
-            request_id, num_tokens, *args, apply_admission_cap=apply_admission_cap, **kwargs
+        """See the base class; three things differ.
+
+        For admission a request needs its budget and one chunk, never its length. Pages of the session that it
+        continues are there already. And idle sessions make room before it is said that there is none.
+        """
+        if self.controller is None:
+            return super().get_num_blocks_to_allocate(
+                request_id, num_tokens, new_computed_blocks, *args, apply_admission_cap=apply_admission_cap, **kwargs
+            )
+        row = self.req_to_blocks.get(request_id, ())
+        continued = self.controller.matched_row_pages(request_id) if not row else 0
+        cap_pages = self.controller.admission_cap_pages(request_id) if apply_admission_cap else None
+        if cap_pages is not None:
+            nulls = sum(block.is_null for block in row)
+            most = max(cap_pages, len(row) - nulls) + nulls + continued
+            num_tokens = min(num_tokens, most * self.block_size)
+        needed = super().get_num_blocks_to_allocate(
+            request_id, num_tokens, new_computed_blocks, *args, apply_admission_cap=apply_admission_cap, **kwargs
         )
+        needed -= min(max(continued - len(new_computed_blocks), 0), needed)
+        while needed > self.block_pool.get_num_free_blocks() and self.controller.park_oldest(request_id):
+            pass
+        return needed
 
     def cache_blocks(
         self, request: Request, num_tokens: int, retention_interval: int | None = None, **kwargs: Any
@@ -105,11 +157,21 @@ class MemDecayManager(FullAttentionManager):
         super().cache_blocks(request, num_tokens, retention_interval, **kwargs)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        """See the base class; called at finish, abort and preemption, whose state ends here."""
+        """See the base class; called at finish, abort and preemption. What a session keeps is not freed."""
+        published = self.num_cached_block.get(request_id, 0)
         blocks = super().pop_blocks_for_free(request_id)
         if self.controller is not None:
-            self.controller.released(request_id)
+            session = self.controller.retire(request_id)
+            if session is not None:
+                pages = self.pages_for(len(session.token_ids))
+                session.blocks, blocks = list(blocks[:pages]), blocks[pages:]
+                session.published_pages = min(published, pages)
+                self.controller.release(self.controller.sessions.put(session))
         return [block for block in blocks if not block.is_null]
+
+    def free_row(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Give a row's blocks back to the pool, the last page first, so that it is reused first."""
+        self.block_pool.free_blocks([block for block in reversed(blocks) if not block.is_null])
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that ``num_tokens`` tokens take."""

@@ -24,6 +24,8 @@ class RetentionSummary:
     page_size_tokens: int
     budget_pages: int | None
     """None: no budget, nothing is evicted."""
+    continued_tokens: int
+    """Leading tokens that were in the session's cache and were not computed again."""
     pages_held: int
     """When the request ended."""
     pages_total: int

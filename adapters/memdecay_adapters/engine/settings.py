@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
@@ -22,6 +22,15 @@ class EngineSettings(BaseModel):
 
     config: MemDecayConfig
     """Regions, policy, budgets and measurement."""
+
+    keep_sessions: bool = True
+    """Keep a session's pages between its turns; False: every request begins anew."""
+
+    session_idle_seconds: float | None = Field(default=900.0, gt=0)
+    """A session that is idle for longer is given up; None: never for that reason."""
+
+    max_idle_sessions: int = Field(default=256, ge=1)
+    """Idle sessions kept at most; the least recently used goes first."""
 
     check_integrity: bool = False
     """Check the block pool and every block-table row at each step (tests, debugging): a live row that

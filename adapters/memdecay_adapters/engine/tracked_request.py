@@ -1,4 +1,4 @@
-"""One request under a budget, between vLLM's scheduler and its session."""
+"""One request that carries hints, between vLLM's scheduler and its session."""
 
 from __future__ import annotations
 
@@ -6,17 +6,36 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
 from memdecay_adapters.engine.results import RetentionSummary
+from memdecay_adapters.engine.session_store import Match
 from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.hints import RequestHints
 from memdecay_agents.pages import build_page_view
 from memdecay_agents.session_state import SessionState
+from memdecay_agents.sessions import SessionId
 
-if TYPE_CHECKING:
-    from memdecay_adapters.engine.controller import Request
+
+class Request(Protocol):
+    """The part of vLLM's scheduler request that is read."""
+
+    request_id: str
+    sampling_params: Any
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    max_tokens: int
+    prompt_token_ids: Any
+    all_token_ids: Any
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens so far."""
+
+    def is_finished(self) -> bool:
+        """Whether it has ended."""
 
 
 @dataclass
@@ -24,7 +43,18 @@ class TrackedRequest:
     """What the controller remembers of a request beside its session."""
 
     request: Request
-    state: SessionState
+    hints: RequestHints
+    home: SessionId
+    """The session that the request belongs to; its state's id may name another slot of it."""
+    retains: bool
+    """Whether its pages are kept for the session's next turn."""
+    budget_pages: int | None
+    state: SessionState | None = None
+    """None until the request's first pages are allocated: then it continues an idle session or begins anew."""
+    match: Match | None = None
+    """The idle session that it will continue if it is scheduled now."""
+    continued_tokens: int = 0
+    """Leading tokens of the prompt that were in the session's cache."""
     clean_pages: int | None = None
     """Pages that saw the whole context, hence may be published; None: nothing was evicted yet."""
     peak_pages_prefill: int = 0
@@ -33,22 +63,22 @@ class TrackedRequest:
     shortfall_pages: int = 0
     observed_stride: int = 1
     """Decode steps that the newest decode measurement stands for."""
-    _decode_steps: int = 0
     _unobserved_steps: int = 0
+
+    def is_decoding(self, computed_tokens: int) -> bool:
+        """Whether only one token is left to compute."""
+        return self.request.num_tokens - computed_tokens <= 1
 
     def note_peak(self, held_pages: int) -> None:
         """Remember the most pages held, in the phase that the request is in."""
-        if self.request.num_tokens - self.request.num_computed_tokens <= 1:
+        if self.is_decoding(self.request.num_computed_tokens):
             self.peak_pages_decode = max(self.peak_pages_decode, held_pages)
         else:
             self.peak_pages_prefill = max(self.peak_pages_prefill, held_pages)
 
-    def schedule(self, tokens: int, config: MemDecayConfig, uses_attention: bool) -> int:
-        """Account for a step that computes ``tokens`` positions; return the queries to observe, 0 for none."""
-        computed = self.request.num_computed_tokens + tokens
-        generated = int(computed >= self.request.num_tokens)
-        self.state.on_computed(tokens, generated)
-        if not uses_attention or not self._may_bind(config.page_size_tokens):
+    def queries_to_observe(self, tokens: int, config: MemDecayConfig) -> int:
+        """How many of the newest queries of a step that computes ``tokens`` positions to observe; 0: none."""
+        if not self._may_bind(config.page_size_tokens):
             return 0
         if tokens > 1:
             return min(config.query_window_tokens, tokens)
@@ -59,42 +89,44 @@ class TrackedRequest:
         return 1
 
     def _may_bind(self, page_size_tokens: int) -> bool:
-        budget = self.state.budget_pages
-        if budget is None:
+        """A session that lives on may be over its budget in a later turn, a single request only in this one."""
+        if self.budget_pages is None:
             return False
         longest = self.request.num_prompt_tokens + self.request.max_tokens
-        return -(-longest // page_size_tokens) > budget
+        return self.retains or -(-longest // page_size_tokens) > self.budget_pages
 
-    def summary(self, page_size_tokens: int, policy: str) -> RetentionSummary:
-        """What was held and freed, at the end of the request."""
-        state, tokens = self.state, self.state.tokens
-        names = tokens.table.names
-        total_pages = -(-tokens.computed_tokens // page_size_tokens)
-        held = set(state.held_pages)
-        view = build_page_view(tokens, np.arange(total_pages), tokens.computed_tokens, state.config)
-        page_regions = [names[index] for index in view.page_region.tolist()]
-        token_counts = np.bincount(tokens.region, minlength=len(names)).tolist()
-        freed = state.ledger.entries(state.key, request_id=self.request.request_id)
-        return RetentionSummary(
-            session=state.key,
-            request_id=self.request.request_id,
-            agent=state.agent,
-            turn=state.turn,
-            policy=policy,
-            page_size_tokens=page_size_tokens,
-            budget_pages=state.budget_pages,
-            pages_held=len(held),
-            pages_total=total_pages,
-            peak_pages_prefill=self.peak_pages_prefill,
-            peak_pages_decode=self.peak_pages_decode,
-            evictions=self.evictions,
-            shortfall_pages=self.shortfall_pages,
-            tokens_by_region={name: count for name, count in zip(names, token_counts, strict=True) if count},
-            pages_by_region=dict(Counter(page_regions)),
-            pages_held_by_region=dict(Counter(r for page, r in enumerate(page_regions) if page in held)),
-            freed_by_region=dict(Counter(entry.region for entry in freed)),
-            page_runs=tuple(_runs([(region, page in held) for page, region in enumerate(page_regions)])),
-        )
+
+def summarise(tracked: TrackedRequest, state: SessionState, page_size_tokens: int) -> RetentionSummary:
+    """What was held and freed, at the end of a request."""
+    tokens = state.tokens
+    names = tokens.table.names
+    total_pages = -(-tokens.computed_tokens // page_size_tokens)
+    held = set(state.held_pages)
+    view = build_page_view(tokens, np.arange(total_pages), tokens.computed_tokens, state.config)
+    page_regions = [names[index] for index in view.page_region.tolist()]
+    token_counts = np.bincount(tokens.region[: tokens.computed_tokens], minlength=len(names)).tolist()
+    freed = state.ledger.entries(state.key, request_id=tracked.request.request_id)
+    return RetentionSummary(
+        session=state.key,
+        request_id=tracked.request.request_id,
+        agent=state.agent,
+        turn=state.turn,
+        policy=state.policy.name,
+        page_size_tokens=page_size_tokens,
+        budget_pages=state.budget_pages,
+        continued_tokens=tracked.continued_tokens,
+        pages_held=len(held),
+        pages_total=total_pages,
+        peak_pages_prefill=tracked.peak_pages_prefill,
+        peak_pages_decode=tracked.peak_pages_decode,
+        evictions=tracked.evictions,
+        shortfall_pages=tracked.shortfall_pages,
+        tokens_by_region={name: count for name, count in zip(names, token_counts, strict=True) if count},
+        pages_by_region=dict(Counter(page_regions)),
+        pages_held_by_region=dict(Counter(region for page, region in enumerate(page_regions) if page in held)),
+        freed_by_region=dict(Counter(entry.region for entry in freed)),
+        page_runs=tuple(_runs([(region, page in held) for page, region in enumerate(page_regions)])),
+    )
 
 
 def _runs(pages: Sequence[tuple[str, bool]]) -> Iterator[tuple[int, int, str, bool]]:

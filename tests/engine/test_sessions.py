@@ -1,0 +1,203 @@
+"""Sessions: a turn computes only its new tokens, evicted pages stay evicted, and the oracle agrees throughout."""
+
+from __future__ import annotations
+
+import pytest
+from vllm import SamplingParams
+
+from memdecay_agents import RequestHints
+from memdecay_agents.ledger import LedgerEntry
+from tests.engine.oracle import logprob_distance
+from tests.engine.prompts import prompt_ids
+
+pytestmark = pytest.mark.engine
+
+MAX_DISTANCE = 2e-4
+NEW_TOKENS = 16
+
+
+@pytest.fixture
+def session_engine(engine_named):
+    engine = engine_named("exact")
+    engine.close_sessions()
+    yield engine
+    engine.close_sessions()
+    stats = engine.pool_stats()
+    assert stats.free_pages == stats.total_pages, "the test left pages behind"
+    engine.ledger().check_integrity()
+
+
+def sampling(new_tokens: int = NEW_TOKENS) -> SamplingParams:
+    return SamplingParams(
+        temperature=0, max_tokens=new_tokens, min_tokens=new_tokens, ignore_eos=True, logprobs=20
+    )  # fmt: skip
+
+
+def turn(engine, ids, budget_tokens=320, *, session="thread", cuts=(48,), new_tokens=NEW_TOKENS):
+    """Serve one turn: 48 system tokens, then tool results and a user's word in turns."""
+    edges = [0, *cuts, len(ids)]
+    regions = ["system", *["tool_out", "user"] * len(edges)]
+    spans = [[a, b, region, 0] for a, b, region in zip(edges, edges[1:], regions, strict=False)]
+    hints = RequestHints(session=session, agent="agent", budget_tokens=budget_tokens, spans=spans)
+    return engine.generate(ids, sampling(new_tokens), hints)
+
+
+class History:
+    """When each page of a session became invisible, over turns and rewinds."""
+
+    def __init__(self) -> None:
+        self.entries: list[LedgerEntry] = []
+        self._seen = 0
+
+    def update(self, engine, result) -> list[LedgerEntry]:
+        found = engine.ledger().entries(result.retention.session, request_id=result.retention.request_id)
+        self.entries += found
+        return self.entries
+
+    def rewound(self, tokens: int, page: int) -> None:
+        """Queries from the cut on see no evicted page; pages at or beyond the cut are computed anew."""
+        kept = [entry for entry in self.entries if entry.page < -(-tokens // page)]
+        self.entries = [
+            entry.model_copy(update={"computed_tokens": min(entry.computed_tokens, tokens)}) for entry in kept
+        ]
+
+
+def check(oracle, engine, history, ids, result):
+    evictions = history.update(engine, result)
+    rows = oracle.logprobs([*ids, *result.token_ids[:-1]], evictions)
+    assert logprob_distance(rows, len(ids), result) <= MAX_DISTANCE
+
+
+def test_three_turns_compute_only_new_tokens_and_equal_the_oracle(session_engine, oracle, tokenizer):
+    history = History()
+    text = prompt_ids(tokenizer, 900, seed=40)
+    ids, computed = text[:400], 0
+    for number in range(3):
+        result = turn(session_engine, ids)
+        assert result.retention.continued_tokens == computed
+        assert result.cached_tokens == computed
+        assert result.retention.pages_held <= result.retention.budget_pages
+        assert result.retention.peak_pages_decode <= result.retention.budget_pages
+        check(oracle, session_engine, history, ids, result)
+        computed = len(ids) + NEW_TOKENS - 1
+        ids = [*ids, *result.token_ids, *text[400 + 200 * number : 600 + 200 * number]]
+    stats = session_engine.pool_stats()
+    assert stats.idle_sessions == 1
+    assert stats.held_pages == result.retention.pages_held
+    assert len(history.entries) > 20
+
+
+def test_pages_evicted_in_an_earlier_turn_are_never_computed_again(session_engine, tokenizer):
+    text = prompt_ids(tokenizer, 700, seed=41)
+    first = turn(session_engine, text[:500], budget_tokens=256)
+    gone = {p for a, b, _, held in first.retention.page_runs if not held for p in range(a, b)}
+    second = turn(session_engine, [*text[:500], *first.token_ids, *text[500:560]], budget_tokens=256)
+    assert gone
+    assert not any(second.retention.holds_page(page) for page in gone)
+    assert second.retention.continued_tokens == 500 + NEW_TOKENS - 1
+
+
+def test_an_edited_history_rewinds_to_where_it_differs(session_engine, oracle, tokenizer):
+    history = History()
+    text = prompt_ids(tokenizer, 800, seed=42)
+    ids = text[:480]
+    result = turn(session_engine, ids)
+    check(oracle, session_engine, history, ids, result)
+    edited = [*text[:410], *text[500:620]]
+    again = turn(session_engine, edited)
+    cut = again.retention.continued_tokens
+    assert 0 < cut <= 410
+    assert cut == 410 or cut % 16 == 0
+    history.rewound(cut, 16)
+    check(oracle, session_engine, history, edited, again)
+
+
+def test_an_unrelated_prompt_gets_a_slot_of_its_own_and_the_first_lives_on(session_engine, tokenizer):
+    text, other = prompt_ids(tokenizer, 400, seed=43), prompt_ids(tokenizer, 300, seed=44)
+    first = turn(session_engine, text)
+    second = turn(session_engine, other)
+    assert second.retention.continued_tokens == 0
+    assert second.retention.session != first.retention.session
+    assert session_engine.pool_stats().idle_sessions == 2
+    back = turn(session_engine, [*text, *first.token_ids, *other[:40]])
+    assert back.retention.continued_tokens == 400 + NEW_TOKENS - 1
+    assert back.retention.session == first.retention.session
+
+
+def test_parallel_turns_of_one_session_do_not_share_its_row(session_engine, oracle, tokenizer):
+    text = prompt_ids(tokenizer, 520, seed=45)
+    first = turn(session_engine, text[:300], budget_tokens=None)
+    base = [*text[:300], *first.token_ids]
+    spans = [[0, 48, "system", 0], [48, len(base) + 40, "user", 0]]
+    hints = RequestHints(session="thread", agent="agent", spans=spans)
+    prompts = [[*base, *text[300:340]], [*base, *text[400:440]]]
+    streams = [session_engine.submit(ids, sampling(), hints) for ids in prompts]
+    results = [stream.result(timeout_seconds=300) for stream in streams]
+    assert sorted(result.retention.continued_tokens > 0 for result in results) == [False, True]
+    for ids, result in zip(prompts, results, strict=True):
+        rows = oracle.logprobs([*ids, *result.token_ids[:-1]])
+        assert logprob_distance(rows, len(ids), result) <= MAX_DISTANCE
+    assert session_engine.pool_stats().idle_sessions == 1
+
+
+def test_a_stop_string_ends_the_turn_and_the_session_goes_on(session_engine, oracle, tokenizer):
+    text = prompt_ids(tokenizer, 420, seed=46)
+    probe = turn(session_engine, text[:300], session="probe", new_tokens=12)
+    words = tokenizer.decode(probe.token_ids[2:4])
+    stopping = sampling(40)
+    stopping.stop, stopping.min_tokens = [words], 0
+    spans = [[0, 48, "system", 0], [48, 300, "user", 0]]
+    hints = RequestHints(session="thread", agent="agent", budget_tokens=256, spans=spans)
+    first = session_engine.generate(text[:300], stopping, hints)
+    assert first.finish_reason == "stop"
+    kept = list(first.token_ids[:2])
+    ids = [*text[:300], *kept, *text[300:400]]
+    history = History()
+    history.update(session_engine, first)
+    second = turn(session_engine, ids)
+    assert second.retention.continued_tokens >= 300
+    history.rewound(second.retention.continued_tokens, 16)
+    check(oracle, session_engine, history, ids, second)
+
+
+def test_sessions_can_be_closed_and_tenants_share_nothing(session_engine, tokenizer):
+    ids = prompt_ids(tokenizer, 300, seed=47)
+    turn(session_engine, ids, session="a")
+    turn(session_engine, ids, session="b")
+    assert session_engine.close_sessions("a") == 1
+    assert session_engine.pool_stats().idle_sessions == 1
+    assert turn(session_engine, [*ids, *ids[:40]], session="a").retention.continued_tokens == 0
+    spans = [[0, 48, "system", 0], [48, 300, "user", 0]]
+    stranger = RequestHints(tenant="other", session="b", agent="agent", spans=spans)
+    assert session_engine.generate(ids, sampling(), stranger).retention.continued_tokens == 0
+    assert session_engine.close_sessions() == 3
+
+
+def test_idle_sessions_make_room_for_running_requests(engine_named, tokenizer):
+    engine = engine_named("small_pool")
+    engine.close_sessions()
+    results = []
+    for number in range(5):
+        ids = prompt_ids(tokenizer, 330, seed=48 + number)
+        results.append(turn(engine, ids, session=f"agent-{number}"))
+    stats = engine.pool_stats()
+    assert stats.parked_sessions > 0
+    assert stats.preemptions == 0
+    assert stats.idle_sessions >= 2
+    assert all(result.finish_reason == "length" for result in results)
+    ids = prompt_ids(tokenizer, 330, seed=48 + 4)
+    last = turn(engine, [*ids, *results[-1].token_ids, *ids[:20]], session="agent-4")
+    assert last.retention.continued_tokens > 330, "the most recent session is the last to go"
+    engine.close_sessions()
+    stats = engine.pool_stats()
+    assert stats.free_pages == stats.total_pages
+
+
+def test_pages_computed_after_an_eviction_in_a_session_are_not_published(session_engine, oracle, tokenizer):
+    text = prompt_ids(tokenizer, 520, seed=55)
+    first = turn(session_engine, text[:400], budget_tokens=256)
+    ids = [*text[:400], *first.token_ids, *text[400:500]]
+    turn(session_engine, ids, budget_tokens=256)
+    plain = session_engine.generate(ids, sampling())
+    rows = oracle.logprobs([*ids, *plain.token_ids[:-1]])
+    assert logprob_distance(rows, len(ids), plain) <= MAX_DISTANCE
