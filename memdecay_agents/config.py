@@ -178,6 +178,15 @@ class MemDecayConfig(BaseModel):
         """A configuration for a policy by name, with the clock that the policy needs."""
         return cls.paper(**overrides) if policy == "paper" else cls(**{"policy": policy, **overrides})
 
+    def with_default_budget(self, budget_tokens: int) -> MemDecayConfig:
+        """The same configuration with a default budget; what was set explicitly stays known as such.
+
+        Raises:
+            ConfigError: less than one page.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return MemDecayConfig(**{**given, "default_budget_tokens": budget_tokens})
+
     @property
     def region_names(self) -> tuple[str, ...]:
         """All region names, by index: the seven first, then custom ones by name."""

@@ -8,6 +8,7 @@ Nothing here raises while the engine runs: what does not fit is kept as a fault,
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -123,6 +124,15 @@ class Ledger:
             idle = [key for key, account in self._accounts.items() if not account.held]
             for key in idle[: surplus + self._max_sessions // 10]:
                 self._retired.add(self._accounts.pop(key))
+
+    def copy(self) -> Ledger:
+        """The ledger as it is now; entries are immutable and shared."""
+        twin = Ledger(self._entries.maxlen or 0, self._max_sessions)
+        twin._retired = copy.deepcopy(self._retired)
+        twin._accounts = copy.deepcopy(self._accounts)
+        twin._entries = self._entries.copy()
+        twin._faults = list(self._faults)
+        return twin
 
     # --- reading --------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ class EvictionPlan:
     refusal: str | None = None
     """Why the shortfall exists, with its numbers; None without one."""
     fault: str | None = None
-    """How the policy broke its contract, if it did; the plan then falls back to plain score order."""
+    """How the policy broke its contract, if it did. The plan then falls back to plain score order, or to the
+    oldest pages where the policy raised an exception."""
 
     def __bool__(self) -> bool:
         """Whether anything is to be freed."""
@@ -74,9 +75,15 @@ def plan_eviction(
     if not policy.evicts:
         refusal = f"policy '{policy.name}' never evicts; {pages_to_free} pages were asked for"
         return replace(nothing, shortfall_pages=pages_to_free, refusal=refusal)
-    parts = policy.score_parts(view)
-    scores = np.asarray(np.sum(list(parts.values()), axis=0), dtype=np.float32)
-    order, fault = _checked_order(view, policy, max(0, held - pages_to_free), scores)
+    try:
+        parts = policy.score_parts(view)
+        scores = np.asarray(np.sum(list(parts.values()), axis=0), dtype=np.float32)
+        order, fault = _checked_order(view, policy, max(0, held - pages_to_free), scores)
+    except Exception as error:  # a user's policy must not end the engine, nor everybody's requests with it
+        parts = {"page_index": view.page_index.astype(np.float32)}
+        scores = parts["page_index"]
+        order = view.page_index[view.evictable]
+        fault = f"policy '{policy.name}' raised {type(error).__name__}: {error}; the oldest pages go instead"
     shortfall = max(0, pages_to_free - order.shape[0])
     n_freed = 0 if shortfall and not allow_partial else min(pages_to_free, order.shape[0])
     ranked: list[int] = order.tolist()

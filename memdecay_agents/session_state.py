@@ -38,6 +38,7 @@ class SessionState:
         config: shared by all sessions of an engine.
         policy: shared by all sessions of an engine.
         ledger: where evictions are booked; by default one of its own.
+        draw_key: what policies that draw numbers go by; by default the session's key.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class SessionState:
         policy: Policy,
         *,
         ledger: Ledger | None = None,
+        draw_key: str | None = None,
     ) -> None:
         """Begin with no tokens and the configuration's default budget."""
         self.session_id = session_id
+        self.draw_key = session_id.key() if draw_key is None else draw_key
         self.key = session_id.key()
         self.agent = agent
         self.config = config
@@ -139,7 +142,7 @@ class SessionState:
 
     def view(self, processed_tokens: int, held_pages: IndexArray | Sequence[int]) -> PageView:
         """The held pages as the policy sees them."""
-        return build_page_view(self.tokens, held_pages, processed_tokens, self.config, session_key=self.key)
+        return build_page_view(self.tokens, held_pages, processed_tokens, self.config, session_key=self.draw_key)
 
     def plan(
         self,

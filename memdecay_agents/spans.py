@@ -90,6 +90,36 @@ def merge_adjacent(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
+def coarsen(spans: Sequence[Span], config: MemDecayConfig, most: int) -> list[Span]:
+    """Cut a partition into at most ``most`` spans, page by page, where it has more.
+
+    A page, or twice as many pages until they are few enough, takes the region of its most protected span and
+    every pin in it; it counts as superseded only if all of it is. Nothing loses its protection.
+
+    Args:
+        spans: a partition.
+        config: knows pages, pinned regions and priorities.
+        most: at least 1.
+    """
+    merged = merge_adjacent(spans)
+    step = config.page_size_tokens
+    while len(merged) > most:
+        base, end = merged[0].start, merged[-1].end
+        pieces = []
+        for start in range(base - base % step, end, step):
+            inside = clip(merged, start, start + step)
+            profile = max((config.regions[span.region] for span in inside), key=lambda p: (p.pinned, p.base_priority))
+            region = next(span.region for span in inside if config.regions[span.region] is profile)
+            pinned = any(span.flags & SpanFlag.PINNED for span in inside)
+            superseded = all(span.flags & SpanFlag.SUPERSEDED for span in inside)
+            flags = (SpanFlag.PINNED if pinned else SpanFlag.NONE) | (
+                SpanFlag.SUPERSEDED if superseded else SpanFlag.NONE
+            )
+            pieces.append(Span(inside[0].start, inside[-1].end, region, flags))
+        merged, step = merge_adjacent(pieces), step * 2
+    return merged
+
+
 def clip(spans: Iterable[Span], start: int, end: int) -> list[Span]:
     """The parts of spans inside [start, end), in order; what is outside is cut away."""
     inside = ((max(span.start, start), min(span.end, end), span) for span in spans)

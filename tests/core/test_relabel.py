@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memdecay_agents import MemDecayConfig, Span, SpanFlag
 from memdecay_agents.errors import SpanError
-from memdecay_agents.spans import check_partition, clip
+from memdecay_agents.spans import check_partition, clip, coarsen
 from memdecay_agents.token_state import TokenState
 
 REGIONS = ["system", "plan", "user", "tool_out"]
@@ -57,3 +57,27 @@ def test_labels_beyond_the_tokens_are_refused_and_nothing_changes():
     with pytest.raises(SpanError):
         state.relabel([Span(0, 12, "system")])
     assert np.array_equal(state.region, before)
+
+
+@given(partitions(length=400), st.integers(1, 6))
+def test_coarse_spans_partition_and_protect_no_less(spans, most):
+    config = MemDecayConfig()
+    coarse = coarsen(spans, config, most)
+    assert len(coarse) <= max(most, 1)
+    check_partition(coarse, 0, 400, REGIONS)
+
+    def protection(given: list[Span]) -> list[tuple[bool, bool, float]]:
+        return [
+            (bool(s.flags & SpanFlag.PINNED), config.regions[s.region].pinned, config.regions[s.region].base_priority)
+            for s in given
+            for _ in range(s.start, s.end)
+        ]
+
+    if len(coarse) < len(spans):
+        pairs = zip(protection(spans), protection(coarse), strict=True)
+        assert all(before[0] <= after[0] and before[1:] <= after[1:] for before, after in pairs)
+
+
+def test_few_spans_stay_as_they_are():
+    spans = [Span(0, 3, "system"), Span(3, 40, "user")]
+    assert coarsen(spans, MemDecayConfig(), 2) == spans

@@ -106,7 +106,6 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
                     request_id,
                     measured.token_index.numpy(),
                     (measured.mass / report.ranks).numpy(),
-                    measured.queries,
                 )
 
     def request_finished_all_groups(

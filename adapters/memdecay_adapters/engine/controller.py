@@ -8,7 +8,6 @@ and logged.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -147,7 +146,14 @@ class EvictionController:
                 own_id, makes_way = self.sessions.slot_for(tracked.home)
                 if makes_way is not None:
                     self.release([makes_way])
-            tracked.state = SessionState(own_id, tracked.hints.agent, self.config, self.policy, ledger=self.ledger)
+            tracked.state = SessionState(
+                own_id,
+                tracked.hints.agent,
+                self.config,
+                self.policy,
+                ledger=self.ledger,
+                draw_key=tracked.hints.session_id.key(),  # not the slot: the same hints draw the same numbers
+            )
             tracked.state.begin_turn(tracked.hints, tracked.request.num_prompt_tokens)
         return tracked.state
 
@@ -237,8 +243,8 @@ class EvictionController:
         if not plan.pages:
             return ()
         self._refuse_pinned(state, plan.pages)
-        state.apply(plan, request_id=request_id)
-        tracked.evictions += len(plan.pages)
+        for entry in state.apply(plan, request_id=request_id):
+            tracked.freed_by_region[entry.region] += 1
         if tracked.clean_pages is None:
             tracked.clean_pages = processed_tokens // self.page_size_tokens
         self._evicted_since_step.setdefault(request_id, []).extend(plan.pages)
@@ -308,14 +314,17 @@ class EvictionController:
                 observe[request_id] = queries
         return evicted, observe
 
-    def observe(self, request_id: str, token_index: np.ndarray, mass: np.ndarray, queries: int) -> None:
+    def observe(self, request_id: str, token_index: np.ndarray, mass: np.ndarray) -> None:
         """Take in measured attention; see `Observation`. A malformed one is counted, never raised."""
         tracked = self._requests.get(request_id)
         if tracked is None or tracked.state is None:
-            return  # it ended in the very step that measured it
-        represented = queries if queries > 1 else tracked.observed_stride
+            return  # it ended, or was preempted, in the very step that measured it
         try:
-            tracked.state.observe(Observation(token_index, mass, represented_queries=represented, decode=queries == 1))
+            tracked.state.observe(
+                Observation(
+                    token_index, mass, represented_queries=tracked.represented_queries, decode=tracked.observed_decode
+                )
+            )
         except MemDecayError as error:
             self.bypasses[error.code] += 1
             logger.error("request %s: %s", request_id, error)
@@ -345,7 +354,7 @@ class EvictionController:
 
     def ledger_copy(self) -> Ledger:
         """The ledger as it is now."""
-        return copy.deepcopy(self.ledger)
+        return self.ledger.copy()
 
     def check_integrity(self, held_by_request: Mapping[str, Sequence[int]]) -> None:
         """Check the ledger against the rows that the cache manager and the idle sessions really hold.

@@ -55,7 +55,7 @@ class StepObserver:
     def report(self) -> AttentionReport | None:
         """What was measured in this step; None if nothing was."""
         measured = {
-            row.request_id: MassReport(row.token_index, row.mass / row.layers, row.queries)
+            row.request_id: MassReport(row.token_index, row.mass / row.layers)
             for row in self._rows
             if row.mass is not None
         }

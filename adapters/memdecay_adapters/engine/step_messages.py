@@ -37,9 +37,6 @@ class MassReport:
     mass: torch.Tensor
     """float32 ``[retained]``: mean over the queries, heads and observed layers (summed over ranks)."""
 
-    queries: int
-    """How many queries the mean is over."""
-
 
 @dataclass
 class AttentionReport(KVConnectorWorkerMetadata):
@@ -59,5 +56,5 @@ class AttentionReport(KVConnectorWorkerMetadata):
             if mine is None:
                 merged[request_id] = report
             else:
-                merged[request_id] = MassReport(report.token_index, mine.mass + report.mass, report.queries)
+                merged[request_id] = MassReport(report.token_index, mine.mass + report.mass)
         return AttentionReport(merged, self.ranks + other.ranks)

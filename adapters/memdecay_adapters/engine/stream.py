@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -120,7 +121,7 @@ class RequestStream:
         changed = asyncio.Event()
 
         def wake() -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop closed: nobody waits there any more
                 loop.call_soon_threadsafe(changed.set)
 
         with self._condition:

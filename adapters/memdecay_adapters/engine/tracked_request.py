@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,10 +59,13 @@ class TrackedRequest:
     """Pages that saw the whole context, hence may be published; None: nothing was evicted yet."""
     peak_pages_prefill: int = 0
     peak_pages_decode: int = 0
-    evictions: int = 0
+    freed_by_region: Counter[str] = field(default_factory=Counter)
     shortfall_pages: int = 0
-    observed_stride: int = 1
-    """Decode steps that the newest decode measurement stands for."""
+    represented_queries: int = 1
+    """Positions that the newest measurement stands for: all of its chunk, or the decode steps since the last one.
+    So neither the chunk size nor the stride rescales what attention is found to be."""
+    observed_decode: bool = False
+    """Whether the newest measurement is of a decode step."""
     _unobserved_steps: int = 0
 
     def is_decoding(self, computed_tokens: int) -> bool:
@@ -81,11 +84,13 @@ class TrackedRequest:
         if not self._may_bind(config.page_size_tokens):
             return 0
         if tokens > 1:
+            self.represented_queries, self.observed_decode = tokens, False
             return min(config.query_window_tokens, tokens)
         self._unobserved_steps += 1
         if self._unobserved_steps < config.measure_every_steps:
             return 0
-        self.observed_stride, self._unobserved_steps = self._unobserved_steps, 0
+        self.represented_queries, self.observed_decode = self._unobserved_steps, True
+        self._unobserved_steps = 0
         return 1
 
     def _may_bind(self, page_size_tokens: int) -> bool:
@@ -105,7 +110,6 @@ def summarise(tracked: TrackedRequest, state: SessionState, page_size_tokens: in
     view = build_page_view(tokens, np.arange(total_pages), tokens.computed_tokens, state.config)
     page_regions = [names[index] for index in view.page_region.tolist()]
     token_counts = np.bincount(tokens.region[: tokens.computed_tokens], minlength=len(names)).tolist()
-    freed = state.ledger.entries(state.key, request_id=tracked.request.request_id)
     return RetentionSummary(
         session=state.key,
         request_id=tracked.request.request_id,
@@ -119,12 +123,12 @@ def summarise(tracked: TrackedRequest, state: SessionState, page_size_tokens: in
         pages_total=total_pages,
         peak_pages_prefill=tracked.peak_pages_prefill,
         peak_pages_decode=tracked.peak_pages_decode,
-        evictions=tracked.evictions,
+        evictions=tracked.freed_by_region.total(),
         shortfall_pages=tracked.shortfall_pages,
         tokens_by_region={name: count for name, count in zip(names, token_counts, strict=True) if count},
         pages_by_region=dict(Counter(page_regions)),
         pages_held_by_region=dict(Counter(region for page, region in enumerate(page_regions) if page in held)),
-        freed_by_region=dict(Counter(entry.region for entry in freed)),
+        freed_by_region=dict(tracked.freed_by_region),
         page_runs=tuple(_runs([(region, page in held) for page, region in enumerate(page_regions)])),
     )
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from memdecay_adapters.langchain.call_settings import ModelDefaults
 from memdecay_adapters.langchain.model_info import check_fields, model_profile
-from memdecay_adapters.langchain.prompt import build_prompt
+from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
 from memdecay_adapters.langchain.tool_choice import ToolLike, openai_tools
 from memdecay_adapters.langchain.usage import PROVIDER
 from memdecay_agents.config import MemDecayConfig
@@ -79,6 +79,9 @@ class ChatMemDecayFields(BaseChatModel):
     """Alternatives per token, beside ``logprobs=True`` (OpenAI's name)."""
     chat_template: str | None = None
     """Template in place of the tokenizer's."""
+    tag_errors: TagErrors = "raise"
+    """A tag that cannot be used (an unknown region, one that no longer matches its text) ends the call with a
+    TagError ("raise"), or is ignored with one warning, and the region is inferred ("infer")."""
 
     model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True, extra="forbid")
 
@@ -100,7 +103,11 @@ class ChatMemDecayFields(BaseChatModel):
             return cast("MemDecayEngine", self.engine)
         from memdecay_adapters.engine import shared_engine
 
-        return shared_engine(self.model, self.config, self.engine_args)
+        config = self.config or MemDecayConfig()
+        if config.default_budget_tokens is None and self.default_budget is not None:
+            # the engine sizes its pool by the budget: a context longer than the pool can then be served
+            config = config.with_default_budget(self.default_budget)
+        return shared_engine(self.model, config, self.engine_args)
 
     async def aget_engine(self) -> MemDecayEngine:
         """The same; the event loop runs on while the engine starts."""
@@ -146,6 +153,7 @@ class ChatMemDecayFields(BaseChatModel):
         return {
             "model": self.model_name,
             **{name: value for name, value in self._sampling_defaults().items() if value is not None},
+            "tenant": self.tenant,
             "default_budget": self.default_budget,
             "budgets": dict(self.budgets),
             "pin": list(self.pin),

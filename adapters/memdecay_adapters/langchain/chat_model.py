@@ -128,6 +128,7 @@ class ChatMemDecay(ChatMemDecayFields):
             sampling_defaults=self._sampling_defaults(),
             defaults=self._model_defaults(),
             chat_template=self.chat_template,
+            tag_errors=self.tag_errors,
         )
 
     # langchain-core calls _stream without a run manager: its metadata goes the other way round.

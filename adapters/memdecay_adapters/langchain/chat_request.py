@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.messages import BaseMessage
 
 from memdecay_adapters.langchain.call_settings import CALL_KEYS, CallSettings, ModelDefaults, resolve_call
-from memdecay_adapters.langchain.prompt import build_prompt
+from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
 from memdecay_adapters.langchain.sampling import ALIASES, SAMPLING_KEYS, sampling_fields, to_sampling_params
 from memdecay_adapters.langchain.structured_output import response_schema
 from memdecay_adapters.langchain.tool_choice import check_tool_choice, tool_schemas
 from memdecay_adapters.langchain.tool_grammar import answer_grammar
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.hints import RequestHints
+from memdecay_agents.spans import coarsen
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 TOOL_KEYS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "response_format"})
 PASSED_KEYS = frozenset({"model", "stream", "stream_usage", "stream_options", "strict", "chat_template"})
 """Keywords that other code passes; those that are not read elsewhere say nothing."""
+
+
+MOST_SPANS = 1500
+"""Spans of one request: with long region names they fill most of the 64 KiB that hints may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ def build_request(
     sampling_defaults: Mapping[str, Any],
     defaults: ModelDefaults,
     chat_template: str | None = None,
+    tag_errors: TagErrors = "raise",
 ) -> ChatRequest:
     """Build the request for one call.
 
@@ -67,8 +73,10 @@ def build_request(
         sampling_defaults: the model's sampling fields.
         defaults: the model's budgets, pins and output region.
         chat_template: template in place of the tokenizer's.
+        tag_errors: see `build_prompt`.
 
     Raises:
+        TagError: with ``tag_errors="raise"``, a tag that cannot be used.
         ConfigError: an unknown keyword or a value that does not hold.
         ContextLengthError: prompt and answer do not fit the model.
         RegionError: an unknown region.
@@ -92,6 +100,7 @@ def build_request(
         config=engine.config,
         chat_template=call.get("chat_template") or chat_template,
         default_output_region=region,
+        tag_errors=tag_errors,
     )
     fields = sampling_fields(sampling_defaults, stop, _among(call, SAMPLING_KEYS | ALIASES.keys()))
     sampling = to_sampling_params(
@@ -108,7 +117,7 @@ def build_request(
         base=0,
         budget_tokens=_budget_tokens(settings, engine),
         pins=settings.pins,
-        spans=tuple(prompt.spans),
+        spans=tuple(coarsen(prompt.spans, engine.config, MOST_SPANS)),
         output_region=region,
     )
     return ChatRequest(
