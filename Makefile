@@ -23,7 +23,7 @@ demo: setup
 	$(BIN)/memdecay demo $(ARGS)
 
 test: setup lint types
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=95 $(PYTEST_ARGS)
 
 setup: $(STAMP)
 

@@ -18,10 +18,11 @@ from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
-from memdecay_adapters.langchain.tags import tag
+from memdecay_adapters.langchain.tags import mark, tag
+from memdecay_adapters.langchain.warn import MemDecayWarning, reset_warnings
 from memdecay_adapters.langgraph import wrap
 from memdecay_agents import MemDecayConfig
-from memdecay_agents.errors import ConfigError, RegionError, UnsupportedError
+from memdecay_agents.errors import ConfigError, RegionError, TagError, UnsupportedError
 from tests.adapters.fake_engine import FakeEngine
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
@@ -437,3 +438,21 @@ def test_streaming_equals_generating_and_stop_strings_stop(engine: Any) -> None:
     stopped = model.invoke("What is the capital of France?", stop=[" Paris"])
     assert "Paris" not in stopped.content
     assert stopped.response_metadata["stop_reason"] == " Paris"
+
+
+MARKED = mark(HumanMessage("Keep what stands here."), [(0, 4, "plan")])
+STALE = MARKED.model_copy(update={"content": "Something else stands here now."})
+UNKNOWN = HumanMessage("Text.", additional_kwargs={"memdecay": [{"region": "nonsense"}]})
+
+
+@pytest.mark.parametrize("message", [STALE, UNKNOWN])
+def test_tags_that_cannot_be_used_are_refused_or_inferred_as_the_user_wants(
+    fake: FakeEngine, message: HumanMessage
+) -> None:
+    with pytest.raises(TagError):
+        ChatMemDecay(engine=fake).invoke([message])
+    assert fake.requests == []
+    reset_warnings()
+    with pytest.warns(MemDecayWarning):
+        ChatMemDecay(engine=fake, tag_errors="infer").invoke([message])
+    assert {span.region for span in fake.hints.spans} <= {"system", "user", "scratchpad"}

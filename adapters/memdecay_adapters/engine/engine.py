@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import threading
@@ -14,7 +13,7 @@ from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.engine.results import GenerationResult
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.stream import RequestStream
-from memdecay_adapters.engine.validation import check_request
+from memdecay_adapters.engine.validation import PoolShape, check_request
 from memdecay_adapters.engine.versions import require_supported_vllm
 from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_agents.config import MemDecayConfig
@@ -27,9 +26,12 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from memdecay_adapters.engine.engine_thread import EngineThread
     from memdecay_adapters.engine.inprocess import EngineInternals, PoolStats
 
 T = TypeVar("T")
+DEFAULT_TENANT = "default"
+"""The tenant of requests that name none."""
 
 
 class MemDecayEngine:
@@ -81,7 +83,8 @@ class MemDecayEngine:
                 )
             MemDecayEngine._open = weakref.ref(self)
         try:
-            self.model_path = resolve_model(model)
+            arguments = dict(engine_args or {})
+            self.model_path = resolve_model(model, require_weights=arguments.get("load_format", "auto") == "auto")
             """What vLLM loads: a local folder or a Hugging Face id."""
             self.model_name = model or DEFAULT_MODEL_NAME
             """What the user calls it."""
@@ -91,11 +94,12 @@ class MemDecayEngine:
                 session_idle_seconds=session_idle_seconds,
                 check_integrity=check_integrity,
             )
-            self._start(settings, dict(engine_args or {}))
+            self._start(settings, arguments)
         except BaseException:
             self._closed = True
             raise
-        atexit.register(_close_at_exit, weakref.ref(self))
+        # Closes at exit, and when the last reference goes: the next engine may start only then.
+        self._finalizer = weakref.finalize(self, _close_thread, self._thread, self._pid)
 
     def _start(self, settings: EngineSettings, engine_args: dict[str, Any]) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about server deployments
@@ -122,6 +126,10 @@ class MemDecayEngine:
         """Longest sequence in tokens."""
         self.chunk_tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
         """Most tokens of one engine step: the size of a prefill chunk."""
+        self._pool_shape = PoolShape(
+            total_pages=self._internals.pool_stats().total_pages,
+            chunk_pages=-(-self.chunk_tokens // config.page_size_tokens),
+        )
         self.dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
 
     # ---- requests
@@ -145,7 +153,7 @@ class MemDecayEngine:
                 was carried over a fork.
         """
         self._check_usable()
-        check_request(prompt_token_ids, sampling, hints, self.config, self.max_model_len)
+        check_request(prompt_token_ids, sampling, hints, self.config, self.max_model_len, self._pool_shape)
         from vllm.sampling_params import RequestOutputKind
 
         params = sampling.clone()
@@ -153,14 +161,21 @@ class MemDecayEngine:
         if hints is not None:
             params.extra_args = {**(params.extra_args or {}), **hints.to_extra_args()}
         stream = RequestStream(f"memdecay-{next(self._ids)}", self._thread.abort)
-        self._thread.add(stream, list(prompt_token_ids), params)
+        prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_token_ids)}
+        if hints is not None and hints.tenant != DEFAULT_TENANT:
+            prompt["cache_salt"] = hints.tenant  # no prefix of one tenant is ever found by another
+        self._thread.add(stream, prompt, params)
         return stream
 
     def generate(
         self, prompt_token_ids: list[int], sampling: SamplingParams, hints: RequestHints | None = None
     ) -> GenerationResult:
-        """Serve one request and wait for it; see `submit`."""
-        return self.submit(prompt_token_ids, sampling, hints).result()
+        """Serve one request and wait for it; see `submit`. Interrupting the wait aborts the request."""
+        stream = self.submit(prompt_token_ids, sampling, hints)
+        try:
+            return stream.result()
+        finally:
+            stream.abort()  # does nothing once the request has ended
 
     async def agenerate(
         self, prompt_token_ids: list[int], sampling: SamplingParams, hints: RequestHints | None = None
@@ -215,12 +230,12 @@ class MemDecayEngine:
         """Abort what runs and free the model and the cache; idempotent."""
         if not self._closed and os.getpid() == self._pid:
             self._closed = True
-            self._thread.close()
+            self._finalizer()
 
     @property
     def closed(self) -> bool:
-        """Whether the engine was closed."""
-        return self._closed
+        """Whether the engine was closed, or stopped on a fault."""
+        return self._closed or self._thread.has_failed
 
     def __enter__(self) -> Self:
         return self
@@ -239,7 +254,6 @@ class MemDecayEngine:
             raise EngineError(where="MemDecayEngine", rule="it is closed", remedy="Start another one.")
 
 
-def _close_at_exit(reference: weakref.ref[MemDecayEngine]) -> None:
-    engine = reference()
-    if engine is not None:
-        engine.close()
+def _close_thread(thread: EngineThread, pid: int) -> None:
+    if os.getpid() == pid:
+        thread.close()

@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from memdecay_adapters.engine.manager import MemDecayManager
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_agents.errors import UnsupportedError
+from memdecay_agents.policies import get_policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +27,9 @@ class MemDecaySpec(FullAttentionSpec):
         than the pool is served all the same.
         """
         full = int(super().max_memory_usage_bytes(vllm_config))
-        budget_tokens = EngineSettings.from_vllm_config(vllm_config).config.default_budget_tokens
-        if budget_tokens is None:
+        config = EngineSettings.from_vllm_config(vllm_config).config
+        budget_tokens = config.default_budget_tokens
+        if budget_tokens is None or not get_policy(config.policy, config).evicts:
             return full
         chunk_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         pages = budget_tokens // self.block_size + cdiv(chunk_tokens, self.block_size) + 1

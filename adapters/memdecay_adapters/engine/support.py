@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memdecay_agents.errors import UnsupportedError
 
@@ -30,6 +30,8 @@ def check_supported(vllm_config: VllmConfig) -> None:
         (model.use_mla, "the model uses multi-head latent attention", "Use a model with grouped-query attention."),
         (model.is_multimodal_model, "the model takes images, audio or video", "Use a text-only model."),
         (model.runner_type != "generate", f"the runner is {model.runner_type!r}", "Use a generating model."),
+        (parallel.world_size > 1 and parallel.pipeline_parallel_size == 1,
+         f"the model is spread over {parallel.world_size} workers, which is not tested", "Set tensor_parallel_size=1."),
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism is on", "Set pipeline_parallel_size=1."),
         (parallel.decode_context_parallel_size > 1, "decode context parallelism is on",
          "Set decode_context_parallel_size=1."),
@@ -45,3 +47,52 @@ def check_supported(vllm_config: VllmConfig) -> None:
     for refused, rule, remedy in refusals:
         if refused:
             raise UnsupportedError(where=f"model {model.model!r}", rule=rule, remedy=remedy)
+
+
+def check_attention_layer(layer: Any) -> None:
+    """Refuse attention whose result depends on more than which tokens are read.
+
+    Args:
+        layer: one of vLLM's attention layers, after loading.
+
+    Raises:
+        UnsupportedError: a bias by distance, which compacted rows would shift; sinks or a soft cap, which the
+            measured attention mass would miss.
+    """
+    impl = getattr(layer, "impl", None)
+    for attribute, name in (
+        ("alibi_slopes", "a bias by distance (ALiBi)"),
+        ("sinks", "attention sinks of its own"),
+        ("logits_soft_cap", "a soft cap on attention logits"),
+    ):
+        value = getattr(impl, attribute, None)
+        if value is not None and value is not False and not (isinstance(value, (int, float)) and value == 0):
+            raise UnsupportedError(
+                where=f"layer {getattr(layer, 'layer_name', '?')!r}",
+                rule=f"its attention has {name}",
+                remedy="Use a model with rotary positions and plain softmax attention (Llama, Qwen2.5, Qwen3, ...).",
+            )
+
+
+def check_environment() -> None:
+    """Refuse a platform or a model runner that is not served.
+
+    Raises:
+        UnsupportedError: no CPU platform, or the V2 model runner by environment variable.
+    """
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        raise UnsupportedError(
+            where=f"vLLM platform {current_platform.device_name!r}",
+            rule="the worker and the attention backend are written for vLLM's CPU build only",
+            remedy="Install the extra 'cpu' in an environment of its own.",
+        )
+
+    if envs.VLLM_USE_V2_MODEL_RUNNER:
+        raise UnsupportedError(
+            where="VLLM_USE_V2_MODEL_RUNNER=1",
+            rule="evicted pages are nulled in the V1 model runner's rows only",
+            remedy="Set VLLM_USE_V2_MODEL_RUNNER=0.",
+        )

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memdecay_agents.budgets import check_budget
 from memdecay_agents.config import MemDecayConfig
-from memdecay_agents.errors import EngineError
+from memdecay_agents.errors import BudgetError, EngineError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.spans import Span
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+
+
+class PoolShape(NamedTuple):
+    """What a request has to fit into, in pages."""
+
+    total_pages: int
+    """Usable pages of the block pool."""
+    chunk_pages: int
+    """Pages of one prefill chunk."""
 
 
 def check_request(
@@ -20,13 +29,15 @@ def check_request(
     hints: RequestHints | None,
     config: MemDecayConfig,
     max_model_len: int,
+    pool: PoolShape,
 ) -> None:
     """Check a request against its hints, the model and the configuration.
 
     Raises:
-        SpanError, RegionError, BudgetError: the hints do not fit the prompt or the configuration.
-        EngineError: an empty prompt, one that leaves no room for an answer, ``n > 1``, or hints for a part
-            of the session (``base > 0``), which this version does not serve.
+        HintsError: ``sampling.extra_args["memdecay"]`` is malformed.
+        SpanError, RegionError, BudgetError: the hints do not fit the prompt, the configuration or the pool.
+        EngineError: an empty prompt, one that leaves no room for an answer, ``n > 1``, or hints for a part of
+            the prompt only (``base > 0``).
     """
     prompt_tokens = len(prompt_token_ids)
     if not prompt_tokens:
@@ -45,18 +56,36 @@ def check_request(
             rule=f"n={sampling.n}: parallel samples of one request would share evictions",
             remedy="Send n requests.",
         )
+    max_new_tokens = sampling.max_tokens or room
     if hints is None:
-        if config.default_budget_tokens is None:
-            return
+        hints = RequestHints.from_extra_args(sampling.extra_args)
+    if hints is None:
         hints = plain_hints(prompt_tokens, agent="request without hints")
     if hints.base:
         raise EngineError(
             where=f"hints of session {hints.session_id.key()!r}",
-            rule=f"base={hints.base}: resuming a session in the cache is not supported yet",
-            remedy="Send the whole prompt with base=0.",
+            rule=f"base={hints.base}: the embedded engine finds out itself what it holds of a session",
+            remedy="Send the whole prompt, with base=0 and spans for all of it.",
         )
     hints.check(prompt_tokens, config)
-    check_budget(hints, prompt_tokens, sampling.max_tokens or room, config)
+    check_budget(hints, prompt_tokens, max_new_tokens, config)
+    _check_pool(hints, prompt_tokens + max_new_tokens, config, pool)
+
+
+def _check_pool(hints: RequestHints, most_tokens: int, config: MemDecayConfig, pool: PoolShape) -> None:
+    """Refuse a request that could never get its pages: it would wait for ever, and others behind it."""
+    page = config.page_size_tokens
+    needed = -(-most_tokens // page)
+    budget_tokens = config.default_budget_tokens if hints.budget_tokens is None else hints.budget_tokens
+    if budget_tokens is not None and config.policy != "full":
+        needed = min(needed, budget_tokens // page + pool.chunk_pages + 1)
+    if needed > pool.total_pages:
+        raise BudgetError(
+            where=f"agent '{hints.agent}'",
+            rule=f"the request may need {needed} pages and the pool has {pool.total_pages}",
+            remedy=f"Set a budget of at most {(pool.total_pages - pool.chunk_pages - 1) * page} tokens, lower "
+            "max_tokens, or give the engine more memory (engine_args: kv_cache_memory_bytes).",
+        )
 
 
 def plain_hints(prompt_tokens: int, *, session: str = "", agent: str = "") -> RequestHints:

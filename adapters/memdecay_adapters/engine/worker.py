@@ -17,7 +17,7 @@ from memdecay_adapters.engine.observer import StepObserver, observed_layer_names
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.spec import register_spec, to_memdecay_specs
 from memdecay_adapters.engine.step_messages import StepDirections
-from memdecay_adapters.engine.support import check_supported
+from memdecay_adapters.engine.support import check_attention_layer, check_supported
 from memdecay_adapters.engine.versions import require_supported_vllm
 from memdecay_adapters.engine.worker_rows import null_evicted_pages
 from memdecay_agents.errors import UnsupportedError
@@ -71,6 +71,8 @@ class MemDecayCPUWorker(CPUWorker):
                     )
                 builder.observer = self._observer
                 builder.observed_layers = observed_layer_names(attention.layer_names, observed_layers)
+        for layer in self.model_runner.compilation_config.static_forward_context.values():
+            check_attention_layer(layer)
         connector = get_kv_transfer_group()
         if not isinstance(connector, MemDecayConnector):
             raise UnsupportedError(
