@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from memdecay_adapters.engine.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
-from memdecay_agents.errors import ConfigError
+from memdecay_agents.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -39,6 +42,7 @@ def build_engine_args(model: str, settings: EngineSettings, engine_args: Mapping
 
     Raises:
         ConfigError: an argument that vLLM does not know, or one that this engine sets itself.
+        ModelError: the model cannot be found or fetched.
     """
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
@@ -64,13 +68,39 @@ def build_engine_args(model: str, settings: EngineSettings, engine_args: Mapping
             rule="the embedded engine writes this key",
             remedy="Pass these settings as MemDecayConfig.",
         )
-    return EngineArgs(
-        model=model,
-        block_size=settings.config.page_size_tokens,
-        worker_cls=CPU_WORKER,
-        kv_transfer_config=KVTransferConfig(
-            kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_both"
-        ),
-        additional_config={**additional, **settings.to_additional_config()},
-        **arguments,
-    )
+    with own_errors(model):
+        return EngineArgs(
+            model=model,
+            block_size=settings.config.page_size_tokens,
+            worker_cls=CPU_WORKER,
+            kv_transfer_config=KVTransferConfig(
+                kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_both"
+            ),
+            additional_config={**additional, **settings.to_additional_config()},
+            **arguments,
+        )
+
+
+@contextmanager
+def own_errors(model: str) -> Iterator[None]:
+    """Turn vLLM's complaints about arguments and models into ours.
+
+    Raises:
+        ConfigError: vLLM refuses an argument's value.
+        ModelError: the model cannot be found or fetched.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ConfigError(
+            where=f"engine_args for model {model!r}, {'.'.join(map(str, problem['loc'])) or error.title}",
+            rule=str(problem["msg"]),
+            remedy="Correct the argument; vLLM's EngineArgs lists what it takes.",
+        ) from error
+    except OSError as error:
+        raise ModelError(
+            where=f"model {model!r}",
+            rule=str(error).strip().split("\n")[0],
+            remedy="Check the id and the network, or give a local folder, or nothing at all for the default model.",
+        ) from error

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from memdecay_adapters.engine.tracked_request import TrackedRequest
+from memdecay_adapters.engine.validation import plain_hints
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import IntegrityError, MemDecayError
 from memdecay_agents.hints import RequestHints
@@ -26,9 +27,11 @@ from memdecay_agents.observations import Observation
 from memdecay_agents.policies import get_policy
 from memdecay_agents.session_state import SessionState
 from memdecay_agents.sessions import SessionId
-from memdecay_agents.spans import Span
 
 logger = logging.getLogger(__name__)
+
+MAX_SUMMARIES = 1024
+"""Summaries of ended requests that nobody has taken yet, at most."""
 
 
 class Request(Protocol):
@@ -69,6 +72,7 @@ class EvictionController:
         self._requests: dict[str, TrackedRequest] = {}
         self._holders: dict[SessionId, str] = {}
         self._evicted_since_step: dict[str, list[int]] = {}
+        self._summaries: dict[str, dict[str, Any]] = {}
 
     # ---- a request's life
 
@@ -89,9 +93,7 @@ class EvictionController:
         extra_args = getattr(request.sampling_params, "extra_args", None)
         hints = RequestHints.from_extra_args(extra_args)
         if hints is None and self.config.default_budget_tokens is not None:
-            # A request that names no regions still keeps to the default budget, as one user span.
-            prompt = Span(0, request.num_prompt_tokens, "user")
-            return RequestHints(session=request.request_id, spans=(prompt,))
+            return plain_hints(request.num_prompt_tokens, session=request.request_id)
         return hints
 
     def _begin(self, request: Request, hints: RequestHints) -> TrackedRequest:
@@ -125,10 +127,17 @@ class EvictionController:
         tracked = self._requests.pop(request_id, None)
         if tracked is None:
             return None
-        summary = tracked.summary(self.page_size_tokens, self.policy.name)
+        summary = asdict(tracked.summary(self.page_size_tokens, self.policy.name))
         self._holders.pop(tracked.state.session_id, None)
         tracked.state.close()
-        return asdict(summary)
+        if len(self._summaries) >= MAX_SUMMARIES:
+            del self._summaries[next(iter(self._summaries))]
+        self._summaries[request_id] = summary
+        return summary
+
+    def take_summary(self, request_id: str) -> dict[str, Any] | None:
+        """The retention summary of a request that has ended, once; None if it was never tracked."""
+        return self._summaries.pop(request_id, None)
 
     # ---- asked by the cache manager
 

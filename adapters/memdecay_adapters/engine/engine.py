@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from memdecay_adapters.engine.engine_thread import EngineThread
     from memdecay_adapters.engine.inprocess import EngineInternals, PoolStats
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class MemDecayEngine:
     """
 
     _open: ClassVar[weakref.ref[MemDecayEngine] | None] = None
+    _open_thread: ClassVar[weakref.ref[EngineThread] | None] = None
     _open_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
@@ -75,16 +77,21 @@ class MemDecayEngine:
                     rule="another engine is open in this process, and vLLM keeps process-wide state",
                     remedy="Share that engine (ChatMemDecay(engine=...)), or close() it first.",
                 )
+            thread = MemDecayEngine._open_thread() if MemDecayEngine._open_thread is not None else None
+            if thread is not None and thread.pid == self._pid:
+                thread.close()  # of an engine that was dropped and not closed: wait until it is down
             MemDecayEngine._open = weakref.ref(self)
         try:
-            self.model_path = resolve_model(model)
+            arguments = dict(engine_args or {})
+            self.model_path = resolve_model(model, require_weights=arguments.get("load_format", "auto") == "auto")
             """What vLLM loads: a local folder or a Hugging Face id."""
             self.model_name = model or DEFAULT_MODEL_NAME
             """What the user calls it."""
-            self._start(config or MemDecayConfig(), dict(engine_args or {}), check_integrity)
+            self._start(config or MemDecayConfig(), arguments, check_integrity)
         except BaseException:
             self._closed = True
             raise
+        weakref.finalize(self, self._thread.request_close).atexit = False  # an engine that nobody holds any more
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def _start(self, config: MemDecayConfig, engine_args: dict[str, Any], check_integrity: bool) -> None:
@@ -101,8 +108,10 @@ class MemDecayEngine:
         self.config = config
         """The configuration in force, with the page size that was chosen."""
         self._thread = EngineThread(lambda: build_llm_engine(arguments), shut_down_llm_engine)
+        MemDecayEngine._open_thread = weakref.ref(self._thread)
         try:
             self._internals = EngineInternals(self._thread.engine)
+            self._thread.take_summary = self._internals.controller.take_summary
         except BaseException:
             self._thread.close()
             raise

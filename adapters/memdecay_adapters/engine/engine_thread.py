@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-RETENTION_KEY = "memdecay"
 
 
 class _Command(NamedTuple):
@@ -47,14 +47,17 @@ class EngineThread:
 
     def __init__(self, build: Callable[[], LLMEngine], shut_down: Callable[[LLMEngine], None]) -> None:
         """Start the thread and build the engine on it; errors of the build are raised here."""
+        self.pid = os.getpid()
         self._build = build
         self._shut_down = shut_down
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._running: dict[str, _Running] = {}
         self._started: Future[LLMEngine] = Future()
         self._failure: BaseException | None = None
+        self.take_summary: Callable[[str], Mapping[str, Any] | None] = lambda internal_id: None
+        """Where an ended request's retention summary is fetched: vLLM's output has none after a stop string."""
         self._closing = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # request_close may be called by the garbage collector, inside _send
         self._thread = threading.Thread(target=self._main, name="memdecay-engine", daemon=True)
         self._thread.start()
         self.engine = self._started.result()
@@ -98,12 +101,16 @@ class EngineThread:
         """Stop a request; does nothing if it has ended."""
         self._send(_Command(lambda: self._abort(request_id), lambda error: None))
 
-    def close(self) -> None:
-        """Abort what runs, shut vLLM down and end the thread; idempotent."""
+    def request_close(self) -> None:
+        """Ask for the end without waiting for it; does nothing in a process forked off."""
         with self._lock:
             first, self._closing = not self._closing, True
-        if first:
+        if first and os.getpid() == self.pid:
             self._commands.put(None)
+
+    def close(self) -> None:
+        """Abort what runs, shut vLLM down and end the thread; idempotent."""
+        self.request_close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -183,24 +190,23 @@ class EngineThread:
         if token_ids or completion.text:
             running.stream.put(GenerationChunk(completion.text, token_ids, logprobs))
         if output.finished:
-            retention = (output.kv_transfer_params or {}).get(RETENTION_KEY)
             self._finish(
                 running,
                 finish_reason=completion.finish_reason or "stop",
                 stop_reason=completion.stop_reason,
                 cached_tokens=output.num_cached_tokens or 0,
-                retention=RetentionSummary.from_dict(retention) if retention else None,
             )
 
     def _abort(self, request_id: str) -> None:
         running = self._running.get(request_id)
         if running is not None:
             self.engine.abort_request([running.internal_id], internal=True)
-            self._finish(running, finish_reason="abort", stop_reason=None, cached_tokens=0, retention=None)
+            self._finish(running, finish_reason="abort", stop_reason=None, cached_tokens=0)
 
     def _finish(self, running: _Running, **fields: Any) -> None:
         del self._running[running.stream.request_id]
         now = time.perf_counter()
+        retention = self.take_summary(running.internal_id)
         running.stream.finish(
             GenerationResult(
                 request_id=running.stream.request_id,
@@ -210,6 +216,7 @@ class EngineThread:
                 wall_seconds=now - running.started,
                 time_to_first_token_seconds=(running.first_token or now) - running.started,
                 logprobs=tuple(running.logprobs) if running.logprobs is not None else None,
+                retention=RetentionSummary.from_dict(retention) if retention is not None else None,
                 **fields,
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from memdecay_agents.errors import ConfigError, ModelError
+from memdecay_adapters.engine.arguments import own_errors
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -20,32 +20,18 @@ def build_llm_engine(arguments: EngineArgs) -> LLMEngine:
     binding; in this process the number of threads is OMP_NUM_THREADS, or all cores.
 
     Raises:
-        ConfigError: vLLM refuses an argument's value.
-        ModelError: the model cannot be found or fetched.
+        ConfigError, ModelError: see `own_errors`.
         UnsupportedError: see `check_supported` and the worker.
     """
-    from pydantic import ValidationError
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
 
-    from memdecay_adapters.engine.support import check_supported
+    from memdecay_adapters.engine.support import check_environment, check_supported
 
-    try:
+    check_environment()
+    with own_errors(arguments.model):
         vllm_config = arguments.create_engine_config(UsageContext.LLM_CLASS)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        raise ConfigError(
-            where=f"engine_args for model {arguments.model!r}, {'.'.join(map(str, problem['loc'])) or error.title}",
-            rule=str(problem["msg"]),
-            remedy="Correct the argument; vLLM's EngineArgs lists what it takes.",
-        ) from error
-    except OSError as error:
-        raise ModelError(
-            where=f"model {arguments.model!r}",
-            rule=str(error).strip().split("\n")[0],
-            remedy="Check the id and the network, or give a local folder, or nothing at all for the default model.",
-        ) from error
     check_supported(vllm_config)
     if vllm_config.parallel_config.world_size == 1:
         vllm_config.parallel_config.distributed_executor_backend = "uni"

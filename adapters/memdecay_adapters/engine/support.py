@@ -45,3 +45,19 @@ def check_supported(vllm_config: VllmConfig) -> None:
     for refused, rule, remedy in refusals:
         if refused:
             raise UnsupportedError(where=f"model {model.model!r}", rule=rule, remedy=remedy)
+
+
+def check_environment() -> None:
+    """Refuse a model runner that the user asked for by environment variable and that is not served.
+
+    Raises:
+        UnsupportedError: the V2 model runner.
+    """
+    from vllm import envs
+
+    if envs.VLLM_USE_V2_MODEL_RUNNER:
+        raise UnsupportedError(
+            where="VLLM_USE_V2_MODEL_RUNNER=1",
+            rule="evicted pages are nulled in the V1 model runner's rows only",
+            remedy="Set VLLM_USE_V2_MODEL_RUNNER=0.",
+        )

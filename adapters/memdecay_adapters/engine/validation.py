@@ -8,6 +8,7 @@ from memdecay_agents.budgets import check_budget
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import EngineError
 from memdecay_agents.hints import RequestHints
+from memdecay_agents.spans import Span
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -47,7 +48,7 @@ def check_request(
     if hints is None:
         if config.default_budget_tokens is None:
             return
-        hints = hints_of_plain_request("request without hints", prompt_tokens)
+        hints = plain_hints(prompt_tokens, agent="request without hints")
     if hints.base:
         raise EngineError(
             where=f"hints of session {hints.session_id.key()!r}",
@@ -56,3 +57,8 @@ def check_request(
         )
     hints.check(prompt_tokens, config)
     check_budget(hints, prompt_tokens, sampling.max_tokens or room, config)
+
+
+def plain_hints(prompt_tokens: int, *, session: str = "", agent: str = "") -> RequestHints:
+    """What a request that names no regions is taken for under a default budget: one user span."""
+    return RequestHints(session=session, agent=agent, spans=(Span(0, prompt_tokens, "user"),))
