@@ -69,16 +69,24 @@ def engine_house() -> Iterator[EngineHouse]:
 
 @pytest.fixture
 def engine_named(engine_house: EngineHouse) -> Callable[[str], Any]:
-    """A real engine by the name of its recipe in ``ENGINES``."""
-    return engine_house.get
+    """A real engine by the name of its recipe in ``ENGINES``, without kept sessions."""
+
+    def get(name: str) -> Any:
+        engine = engine_house.get(name)
+        engine.close_sessions()
+        return engine
+
+    return get
 
 
 @pytest.fixture
 def engine(engine_house: EngineHouse) -> Any:
-    """The float32 engine with 16-token pages; all its pages are free when a test begins and ends."""
+    """The float32 engine with 16-token pages; no session is kept when a test begins, no page when it ends."""
     engine = engine_house.get("exact")
+    engine.close_sessions()
     yield engine
     if not engine.closed:
+        engine.close_sessions()
         stats = engine.pool_stats()
         assert stats.free_pages == stats.total_pages, "the test left pages behind"
         engine.ledger().check_integrity()

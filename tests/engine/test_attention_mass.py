@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 
 import numpy as np
@@ -95,8 +96,8 @@ def test_mass_equals_the_oracles_in_a_prefill_chunk_and_in_decode_before_and_aft
         kinds.add((queries, retained < seen[-1][0]))
     assert kinds >= {(16, True), (1, True)}
     assert len(seen[-1][1]) < seen[-1][0], "the last one was measured over a table with holes"
-    assert all(a[0] < b[0] for a, b in zip(seen, seen[1:], strict=False))
-    strides = {b[0] - a[0] for a, b in zip(seen[1:], seen[2:], strict=False)}
+    assert all(a[0] < b[0] for a, b in itertools.pairwise(seen))
+    strides = {b[0] - a[0] for a, b in itertools.pairwise(seen[1:])}
     assert strides == {engine.config.measure_every_steps}
 
 

@@ -119,6 +119,7 @@ def test_an_aborted_request_leaves_no_page_behind(engine, tokenizer, moment):
         rows = watch.rows(result)
     assert result.finish_reason == "abort"
     assert len(result.token_ids) < 400
+    assert result.retention.evictions == (rows[-1].holes if rows else 0)
     if moment == "waiting":
         assert rows == []
     else:

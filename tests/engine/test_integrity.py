@@ -51,7 +51,7 @@ def test_a_live_row_that_points_at_a_free_block_is_caught():
     pool = Pool()
     pool.blocks[1].ref_cnt = 0
     pool.free.append(pool.blocks[1])
-    with pytest.raises(IntegrityError, match="'a'.*points at block 1, which is free"):
+    with pytest.raises(IntegrityError, match=r"'a'.*points at block 1, which is free"):
         pool.check()
 
 

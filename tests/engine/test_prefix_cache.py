@@ -65,6 +65,10 @@ def test_a_hit_larger_than_the_budget_is_trimmed_at_once(engine, oracle, tokeniz
     assert first.held <= 256 // 16 + 1
     assert first.holes >= 576 // 16 - 256 // 16
     assert all(row.held <= 256 // 16 for row in watch.rows(result) if row.decoding)
+    last, retention = watch.rows(result)[-1], result.retention
+    assert retention.pages_total == len(last.blocks)
+    assert [retention.holds_page(page) for page in range(len(last.blocks))] == [block != 0 for block in last.blocks]
+    assert sum(retention.tokens_by_region.values()) == 600 + NEW_TOKENS - 1
     evictions = evictions_of(engine, result)
     assert evictions
     assert distance(oracle, ids, result, evictions) <= MAX_DISTANCE

@@ -55,6 +55,20 @@ def test_iteration_gives_the_result_in_pieces_sync_and_async(engine, tokenizer):
     assert asyncio.run(engine.agenerate(ids, sampling())).token_ids == result.token_ids
 
 
+def test_a_request_that_ends_on_a_stop_string_still_says_what_it_kept(engine, tokenizer):
+    ids = prompt_ids(tokenizer, 300, seed=99)
+    text = engine.generate(ids, sampling(24), hints(300, 208)).text
+    stop = text.split()[6]
+    with watching(engine) as watch:
+        result = engine.generate(ids, sampling(24, stop=[stop]), hints(300, 208))
+    assert result.finish_reason == "stop"
+    assert result.stop_reason == stop
+    assert stop not in result.text
+    assert text.startswith(result.text)
+    assert result.retention.evictions == watch.rows(result)[-1].holes > 0
+    assert pool_is_free(engine)
+
+
 def test_a_timeout_leaves_the_request_running_and_an_abort_ends_it(engine, tokenizer):
     stream = engine.submit(prompt_ids(tokenizer, 60, seed=101), sampling(LONG))
     with pytest.raises(TimeoutError, match=stream.request_id):

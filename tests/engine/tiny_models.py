@@ -43,18 +43,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_d_state": 16,
         "mamba_expand": 1,
     },
-    "latent": {
-        "architectures": ["DeepseekV2ForCausalLM"],
-        "model_type": "deepseek_v2",
-        "num_key_value_heads": 2,
-        "kv_lora_rank": 32,
-        "q_lora_rank": None,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 32,
-        "n_routed_experts": None,
-        "first_k_dense_replace": 2,
-    },
 }
 
 

@@ -64,6 +64,19 @@ class Watch:
             if name == request_id or name.startswith(f"{request_id}-")
         ]
 
+    def overwritten(self, owner: Any, *, by: Any) -> set[int]:
+        """Blocks that ``owner`` gave up and ``by`` (also itself, for another page) held while ``owner`` still ran."""
+        held_as: dict[int, int] = {}
+        found: set[int] = set()
+        for sample in self.samples:
+            rows = {name.rsplit("-", 1)[0]: row.blocks for name, row in sample.rows.items()}
+            mine = {block: page for page, block in enumerate(rows.get(owner.request_id, ())) if block}
+            if mine:
+                taken = mine if by is owner else dict.fromkeys(set(rows.get(by.request_id, ())) - mine.keys(), -1)
+                found |= {block for block, page in taken.items() if block in held_as and held_as[block] != page}
+                held_as.update(mine)
+        return found
+
 
 @contextlib.contextmanager
 def watching(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import threading
@@ -57,6 +58,7 @@ class MemDecayEngine:
     """
 
     _open: ClassVar[weakref.ref[MemDecayEngine] | None] = None
+    _open_thread: ClassVar[weakref.ref[EngineThread] | None] = None
     _open_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
@@ -81,6 +83,9 @@ class MemDecayEngine:
                     rule="another engine is open in this process, and vLLM keeps process-wide state",
                     remedy="Share that engine (ChatMemDecay(engine=...)), or close() it first.",
                 )
+            thread = MemDecayEngine._open_thread() if MemDecayEngine._open_thread is not None else None
+            if thread is not None and thread.pid == self._pid:
+                thread.close()  # of an engine that was dropped and not closed: wait until it is down
             MemDecayEngine._open = weakref.ref(self)
         try:
             arguments = dict(engine_args or {})
@@ -98,8 +103,8 @@ class MemDecayEngine:
         except BaseException:
             self._closed = True
             raise
-        # Closes at exit, and when the last reference goes: the next engine may start only then.
-        self._finalizer = weakref.finalize(self, _close_thread, self._thread, self._pid)
+        weakref.finalize(self, self._thread.request_close).atexit = False  # an engine that nobody holds any more
+        atexit.register(_close_at_exit, weakref.ref(self))
 
     def _start(self, settings: EngineSettings, engine_args: dict[str, Any]) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about server deployments
@@ -115,9 +120,10 @@ class MemDecayEngine:
         self.config = config
         """The configuration in force, with the page size that was chosen."""
         self._thread = EngineThread(lambda: build_llm_engine(arguments), shut_down_llm_engine)
+        MemDecayEngine._open_thread = weakref.ref(self._thread)
         try:
             self._internals = EngineInternals(self._thread.engine)
-            self._thread.retention_of = self._internals.controller.take_summary
+            self._thread.take_summary = self._internals.controller.take_summary
         except BaseException:
             self._thread.close()
             raise
@@ -230,7 +236,7 @@ class MemDecayEngine:
         """Abort what runs and free the model and the cache; idempotent."""
         if not self._closed and os.getpid() == self._pid:
             self._closed = True
-            self._finalizer()
+            self._thread.close()
 
     @property
     def closed(self) -> bool:
@@ -254,6 +260,7 @@ class MemDecayEngine:
             raise EngineError(where="MemDecayEngine", rule="it is closed", remedy="Start another one.")
 
 
-def _close_thread(thread: EngineThread, pid: int) -> None:
-    if os.getpid() == pid:
-        thread.close()
+def _close_at_exit(reference: weakref.ref[MemDecayEngine]) -> None:
+    engine = reference()
+    if engine is not None:
+        engine.close()

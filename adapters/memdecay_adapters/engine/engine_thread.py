@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -46,16 +47,17 @@ class EngineThread:
 
     def __init__(self, build: Callable[[], LLMEngine], shut_down: Callable[[LLMEngine], None]) -> None:
         """Start the thread and build the engine on it; errors of the build are raised here."""
-        self.retention_of: Callable[[str], RetentionSummary | None] = lambda internal_id: None
-        """The retention summary of a request that has ended, by vLLM's internal id; set once the engine is built."""
+        self.pid = os.getpid()
         self._build = build
         self._shut_down = shut_down
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._running: dict[str, _Running] = {}
         self._started: Future[LLMEngine] = Future()
         self._failure: BaseException | None = None
+        self.take_summary: Callable[[str], RetentionSummary | None] = lambda internal_id: None
+        """Where an ended request's retention summary is fetched: vLLM's output has none after a stop string."""
         self._closing = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # request_close may be called by the garbage collector, inside _send
         self._thread = threading.Thread(target=self._main, name="memdecay-engine", daemon=True)
         self._thread.start()
         self.engine = self._started.result()
@@ -78,19 +80,23 @@ class EngineThread:
             self._send(_Command(run, future.set_exception))
         return future.result()
 
-    def add(self, stream: RequestStream, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
-        """Start a request; errors of vLLM's own validation end its stream."""
+    def add(self, stream: RequestStream, prompt: dict[str, Any], sampling: SamplingParams) -> None:
+        """Start a request; errors of vLLM's own validation end its stream.
+
+        Args:
+            stream: where its chunks and its result go.
+            prompt: vLLM's ``TokensPrompt``.
+            sampling: vLLM's sampling parameters, from now on the engine's.
+        """
 
         def run() -> None:
             try:
-                internal_id = self.engine.add_request(
-                    stream.request_id, {"prompt_token_ids": prompt_token_ids}, sampling
-                )
+                internal_id = self.engine.add_request(stream.request_id, prompt, sampling)
             except Exception as error:
                 stream.fail(error)
                 return
             self._running[stream.request_id] = _Running(
-                stream, internal_id, len(prompt_token_ids), started=time.perf_counter()
+                stream, internal_id, len(prompt["prompt_token_ids"]), started=time.perf_counter()
             )
 
         self._send(_Command(run, stream.fail))
@@ -99,12 +105,21 @@ class EngineThread:
         """Stop a request; does nothing if it has ended."""
         self._send(_Command(lambda: self._abort(request_id), lambda error: None))
 
-    def close(self) -> None:
-        """Abort what runs, shut vLLM down and end the thread; idempotent."""
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine stopped on a fault."""
+        return self._failure is not None
+
+    def request_close(self) -> None:
+        """Ask for the end without waiting for it; does nothing in a process forked off."""
         with self._lock:
             first, self._closing = not self._closing, True
-        if first:
+        if first and os.getpid() == self.pid:
             self._commands.put(None)
+
+    def close(self) -> None:
+        """Abort what runs, shut vLLM down and end the thread; idempotent."""
+        self.request_close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -209,7 +224,7 @@ class EngineThread:
                 wall_seconds=now - running.started,
                 time_to_first_token_seconds=(running.first_token or now) - running.started,
                 logprobs=tuple(running.logprobs) if running.logprobs is not None else None,
-                retention=self.retention_of(running.internal_id),
+                retention=self.take_summary(running.internal_id),
                 **fields,
             )
         )

@@ -30,7 +30,10 @@ def shared_engine(
                      sort_keys=True, default=repr)  # fmt: skip
     with _lock:
         engine = _engines.get(key)
-        if engine is None or engine.closed:
+        if engine is not None and engine.closed:
+            engine.close()  # it stopped on a fault: make way for another
+            engine = None
+        if engine is None:
             engine = MemDecayEngine(model, config=config, engine_args=engine_args)
             _engines.clear()
             _engines[key] = engine
