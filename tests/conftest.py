@@ -9,28 +9,38 @@ import pytest
 
 from memdecay_agents import MemDecayConfig
 
+EXACT: dict[str, Any] = {
+    "config": {"page_size_tokens": 16, "observed_layers": "all", "measure_every_steps": 1},
+    "engine_args": {"dtype": "float32", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**29},
+    "keep_sessions": False,
+}
+SMALL_POOL: dict[str, Any] = {
+    "config": {"page_size_tokens": 16, "default_budget_tokens": 320},
+    "engine_args": {"dtype": "float32", "max_num_batched_tokens": 128, "num_gpu_blocks_override": 64},
+    "keep_sessions": False,
+}
 ENGINES: dict[str, dict[str, Any]] = {
-    # float32 and 16-token pages: the engine that is compared with the oracle
-    "exact": {
-        "config": {"page_size_tokens": 16, "observed_layers": "all", "measure_every_steps": 1},
-        "engine_args": {"dtype": "float32", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**29},
-    },
+    # float32 and 16-token pages: the engine that is compared with the oracle, every request on its own
+    "exact": EXACT,
+    # the same, with sessions that live on between turns
+    "sessions": {**EXACT, "keep_sessions": True},
     # a pool of 63 usable pages, smaller than the prompts it serves
-    "small_pool": {
-        "config": {"page_size_tokens": 16, "default_budget_tokens": 320},
-        "engine_args": {"dtype": "float32", "max_num_batched_tokens": 128, "num_gpu_blocks_override": 64},
-    },
+    "small_pool": SMALL_POOL,
+    "small_pool_sessions": {**SMALL_POOL, "keep_sessions": True},
     "page32": {
         "config": {"page_size_tokens": 32},
         "engine_args": {"dtype": "float32", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**29},
+        "keep_sessions": False,
     },
     "bfloat16_page16": {
         "config": {"page_size_tokens": 16, "observed_layers": "all"},
         "engine_args": {"dtype": "bfloat16", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**28},
+        "keep_sessions": False,
     },
     "bfloat16_auto": {
         "config": {"observed_layers": "all"},
         "engine_args": {"dtype": "bfloat16", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**28},
+        "keep_sessions": False,
     },
 }
 
@@ -49,7 +59,10 @@ class EngineHouse:
             self.close()
             recipe = ENGINES[name]
             self._engine = MemDecayEngine(
-                config=MemDecayConfig(**recipe["config"]), engine_args=recipe["engine_args"], check_integrity=True
+                config=MemDecayConfig(**recipe["config"]),
+                engine_args=recipe["engine_args"],
+                keep_sessions=recipe["keep_sessions"],
+                check_integrity=True,
             )
             self._name = name
         return self._engine

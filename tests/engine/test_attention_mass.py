@@ -26,10 +26,13 @@ def observations(engine):
         controller = internals.controller
         observe = controller.observe
 
-        def recorded(request_id, token_index, mass, queries):
+        def recorded(request_id, token_index, mass):
             # the newest token is never evicted: its index is the number of tokens computed before it
+            tracked = controller._requests[request_id]
+            window = controller.config.query_window_tokens
+            queries = 1 if tracked.observed_decode else min(window, tracked.represented_queries)
             seen.append((int(token_index[-1]) + 1, token_index.copy(), mass.copy(), queries))
-            return observe(request_id, token_index, mass, queries)
+            return observe(request_id, token_index, mass)
 
         controller.observe = recorded
 

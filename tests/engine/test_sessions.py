@@ -18,7 +18,7 @@ NEW_TOKENS = 16
 
 @pytest.fixture
 def session_engine(engine_named):
-    engine = engine_named("exact")
+    engine = engine_named("sessions")
     engine.close_sessions()
     yield engine
     engine.close_sessions()
@@ -174,7 +174,7 @@ def test_sessions_can_be_closed_and_tenants_share_nothing(session_engine, tokeni
 
 
 def test_idle_sessions_make_room_for_running_requests(engine_named, tokenizer):
-    engine = engine_named("small_pool")
+    engine = engine_named("small_pool_sessions")
     engine.close_sessions()
     results = []
     for number in range(5):
@@ -201,3 +201,30 @@ def test_pages_computed_after_an_eviction_in_a_session_are_not_published(session
     plain = session_engine.generate(ids, sampling())
     rows = oracle.logprobs([*ids, *plain.token_ids[:-1]])
     assert logprob_distance(rows, len(ids), plain) <= MAX_DISTANCE
+
+
+def test_an_aborted_turn_keeps_what_it_computed(session_engine, oracle, tokenizer):
+    text = prompt_ids(tokenizer, 700, seed=56)
+    spans = [[0, 48, "system", 0], [48, 500, "user", 0]]
+    hints = RequestHints(session="thread", agent="agent", budget_tokens=256, spans=spans)
+    stream = session_engine.submit(text[:500], sampling(300), hints)
+    for _ in stream:
+        stream.abort()
+        break
+    first = stream.result(timeout_seconds=120)
+    assert first.finish_reason == "abort"
+    history = History()
+    history.update(session_engine, first)
+    ids = text[:620]
+    second = turn(session_engine, ids, budget_tokens=256)
+    assert second.retention.continued_tokens >= 496
+    history.rewound(second.retention.continued_tokens, 16)
+    check(oracle, session_engine, history, ids, second)
+
+
+def test_a_tenants_prefix_is_not_found_by_another(session_engine, tokenizer):
+    ids = prompt_ids(tokenizer, 300, seed=57)
+    spans = [[0, 48, "system", 0], [48, 300, "user", 0]]
+    for tenant, cached in [("a", 0), ("b", 0), ("a", 288)]:
+        hints = RequestHints(tenant=tenant, agent="agent", spans=spans)
+        assert session_engine.generate(ids, sampling(2), hints).cached_tokens == cached

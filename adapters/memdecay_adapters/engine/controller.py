@@ -146,16 +146,20 @@ class EvictionController:
                 own_id, makes_way = self.sessions.slot_for(tracked.home)
                 if makes_way is not None:
                     self.release([makes_way])
-            tracked.state = SessionState(
-                own_id,
-                tracked.hints.agent,
-                self.config,
-                self.policy,
-                ledger=self.ledger,
-                draw_key=tracked.hints.session_id.key(),  # not the slot: the same hints draw the same numbers
-            )
-            tracked.state.begin_turn(tracked.hints, tracked.request.num_prompt_tokens)
+            tracked.state = self._new_state(tracked, own_id)
         return tracked.state
+
+    def _new_state(self, tracked: TrackedRequest, session_id: SessionId) -> SessionState:
+        state = SessionState(
+            session_id,
+            tracked.hints.agent,
+            self.config,
+            self.policy,
+            ledger=self.ledger,
+            draw_key=tracked.hints.session_id.key(),  # not the slot: the same hints draw the same numbers
+        )
+        state.begin_turn(tracked.hints, tracked.request.num_prompt_tokens)
+        return state
 
     def release(self, sessions: Sequence[RetainedSession]) -> None:
         """Give up idle sessions that were taken from the store."""
@@ -184,15 +188,13 @@ class EvictionController:
         return retained
 
     def finish(self, request_id: str) -> dict[str, Any] | None:
-        """End a request: its retention summary as plain data; None if it was never tracked or scheduled."""
+        """End a request: its retention summary as plain data; None if it carried no hints."""
         self._evicted_since_step.pop(request_id, None)
         tracked = self._requests.pop(request_id, None)
         if tracked is None:
             return None
         self._holders.pop(tracked.home, None)
-        state = tracked.state
-        if state is None:
-            return None
+        state = tracked.state or self._new_state(tracked, tracked.home)  # it may never have been scheduled
         summary = summarise(tracked, state, self.page_size_tokens)
         self._summaries[request_id] = summary
         if len(self._summaries) > MAX_SUMMARIES:
@@ -201,7 +203,7 @@ class EvictionController:
         if tracked.retains and computed:
             token_ids = np.asarray(tracked.request.all_token_ids[:computed], dtype=np.int64)
             self._retiring[request_id] = RetainedSession(tracked.home, state, token_ids, tracked.clean_pages, 0)
-        else:
+        elif tracked.state is not None:
             state.close()
         return asdict(summary)
 
