@@ -28,9 +28,10 @@ def observations(engine):
 
         def recorded(request_id, token_index, mass):
             # the newest token is never evicted: its index is the number of tokens computed before it
-            tracked = controller._requests[request_id]
+            tracked = controller._requests.get(request_id)  # None: it ended in this very decode step
             window = controller.config.query_window_tokens
-            queries = 1 if tracked.observed_decode else min(window, tracked.represented_queries)
+            is_decode = tracked is None or tracked.observed_decode
+            queries = 1 if is_decode else min(window, tracked.represented_queries)
             seen.append((int(token_index[-1]) + 1, token_index.copy(), mass.copy(), queries))
             return observe(request_id, token_index, mass)
 

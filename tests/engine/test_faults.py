@@ -78,15 +78,15 @@ def test_a_freed_block_that_is_in_use_or_free_already_is_caught(doomed, tokenize
 def test_a_plan_that_frees_a_pinned_page_is_caught(doomed, tokenizer):
     def corrupt(llm, internals):
         controller = internals.controller
-        begin = controller._begin
+        new_state = controller._new_state
 
-        def begin_with_a_bad_planner(request, request_hints):
-            tracked = begin(request, request_hints)
+        def new_state_with_a_bad_planner(tracked, session_id):
+            state = new_state(tracked, session_id)
             # page 1 is system, which is pinned
-            tracked.state.plan = lambda *a, **k: EvictionPlan(pages=(1,), order=(1,), scores={1: 0.0}, parts={1: {}})
-            return tracked
+            state.plan = lambda *a, **k: EvictionPlan(pages=(1,), order=(1,), scores={1: 0.0}, parts={1: {}})
+            return state
 
-        controller._begin = begin_with_a_bad_planner
+        controller._new_state = new_state_with_a_bad_planner
 
     doomed.run_on_engine_thread(corrupt)
     assert_stopped_by(doomed, two_requests(doomed, tokenizer), IntegrityError, "chose a pinned page")

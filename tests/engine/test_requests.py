@@ -48,7 +48,7 @@ WHOLE = (0, N, "user")
          r"planner.*10 pinned pages exceed the budget of 8 pages.*Raise budget_tokens to at least \d+.*unpin 'system'"),
         (cut(WHOLE, budget_tokens=48), BudgetError, r"budget of 3 pages is below.*Raise budget_tokens to at least \d+"),
         (cut(WHOLE, pins=["user"], budget_tokens=160), BudgetError, "unpin 'user'"),
-        (cut((100, N, "user"), base=100), EngineError, r"base=100.*Send the whole prompt with base=0"),
+        (cut((100, N, "user"), base=100), EngineError, r"base=100.*Send the whole prompt, with base=0"),
     ],
 )  # fmt: skip
 def test_hints_that_cannot_be_served_are_refused_and_the_engine_goes_on(
@@ -155,3 +155,16 @@ def test_a_budget_below_the_minimum_that_reaches_the_scheduler_frees_what_it_may
     assert retention.shortfall_pages > 0
     assert retention.evictions > 0
     assert retention.freed_by_region.keys().isdisjoint({"system", "plan"})
+
+
+def test_a_request_that_could_never_get_its_pages_is_refused_and_nobody_waits_behind_it(engine_named, tokenizer):
+    engine = engine_named("small_pool")
+    total = engine.pool_stats().total_pages
+    ids = prompt_ids(tokenizer, 900, seed=126)
+    for budget_tokens, refused in [(16 * total, True), (16 * (total - 9), False)]:
+        request_hints = hints(900, budget_tokens)
+        if refused:
+            with pytest.raises(BudgetError, match=rf"the pool has {total}.*Set a budget of at most {16 * (total - 9)}"):
+                engine.submit(ids, sampling(300), request_hints)
+        else:
+            assert engine.generate(ids, sampling(4), request_hints).finish_reason == "length"

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from vllm import SamplingParams
 
-from memdecay_adapters.engine import MemDecayEngine, versions
-from memdecay_adapters.engine.support import check_supported
+from memdecay_adapters.engine import MemDecayEngine, lifecycle, versions
+from memdecay_adapters.engine.support import check_attention_layer, check_supported
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.errors import ConfigError, EngineError, MemDecayError, ModelError, UnsupportedError
 from tests.engine.tiny_models import tiny_model
@@ -65,6 +65,9 @@ def test_a_model_whose_layers_are_not_all_full_attention_is_refused(tiny, kind, 
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
          UnsupportedError, "Leave speculative_config unset"),
         ({"pipeline_parallel_size": 2}, UnsupportedError, "Set pipeline_parallel_size=1"),
+        ({"tensor_parallel_size": 2}, UnsupportedError, "Set tensor_parallel_size=1"),
+        ({"async_scheduling": True}, ConfigError, "asynchronous scheduling are not tested"),
+        ({"kv_cache_memory_bytes": 2**16}, ConfigError, "a larger kv_cache_memory_bytes"),
         ({"data_parallel_size": 2}, UnsupportedError, "data parallelism is on"),
         ({"kv_cache_dtype": "fp8"}, UnsupportedError, "Set kv_cache_dtype='auto'"),
         ({"enable_lora": True}, UnsupportedError, "Leave enable_lora unset"),
@@ -82,12 +85,34 @@ def test_an_engine_argument_that_cannot_be_served_is_refused(tiny, arguments, er
         MemDecayEngine(tiny("full"), engine_args={**TINY_ARGS, **arguments})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"alibi_slopes": [0.5, 0.25]}, "bias by distance"),
+        ({"sinks": [0.1]}, "attention sinks"),
+        ({"logits_soft_cap": 30.0}, "soft cap"),
+    ],
+)
+def test_attention_that_depends_on_more_than_which_tokens_are_read_is_refused(changes, message):
+    plain = {"alibi_slopes": None, "sinks": None, "logits_soft_cap": 0}
+    check_attention_layer(SimpleNamespace(impl=SimpleNamespace(**plain)))
+    check_attention_layer(SimpleNamespace())
+    with pytest.raises(UnsupportedError, match=message):
+        check_attention_layer(SimpleNamespace(layer_name="l", impl=SimpleNamespace(**{**plain, **changes})))
+
+
+def test_a_model_with_alibi_is_refused_when_it_starts(tiny):
+    with pytest.raises(UnsupportedError, match="bias by distance"):
+        MemDecayEngine(tiny("alibi"), engine_args=TINY_ARGS)
+    assert_nothing_is_left()
+
+
 def test_the_other_unsupported_properties_are_refused_one_by_one():
     def config(**changes):
         values = {
             "hf_text_config": SimpleNamespace(), "model": "m", "is_hybrid": False, "use_mla": False,
             "is_multimodal_model": False, "runner_type": "generate", "pipeline_parallel_size": 1,
-            "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, "data_parallel_size": 1,
+            "world_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, "data_parallel_size": 1,
             "cache_dtype": "auto", "block_size": 16, **changes,
         }  # fmt: skip
         everything = SimpleNamespace(**values)
@@ -199,7 +224,7 @@ def test_after_a_start_that_failed_halfway_the_next_one_serves(tiny):
     assert_nothing_is_left()
 
 
-def test_an_engine_that_nobody_holds_any_more_closes_and_makes_room(tiny):
+def test_an_engine_that_nobody_holds_any_more_closes_and_makes_room(tiny, monkeypatch):
     folder = tiny("full")
     thread = MemDecayEngine(folder, engine_args=TINY_ARGS)._thread._thread
     gc.collect()
@@ -207,8 +232,12 @@ def test_an_engine_that_nobody_holds_any_more_closes_and_makes_room(tiny):
     assert_nothing_is_left()
     thread = MemDecayEngine(folder, engine_args=TINY_ARGS)._thread._thread
     gc.collect()
-    with MemDecayEngine(folder, engine_args=TINY_ARGS) as engine:  # waits until the dropped one is down
-        assert not thread.is_alive()
+    build, alive_at_build = lifecycle.build_llm_engine, []
+    monkeypatch.setattr(
+        lifecycle, "build_llm_engine", lambda arguments: (alive_at_build.append(thread.is_alive()), build(arguments))[1]
+    )
+    with MemDecayEngine(folder, engine_args=TINY_ARGS) as engine:
+        assert alive_at_build == [False], "it waits until the dropped one is down"
         with pytest.raises(EngineError, match="open in this process"):
             MemDecayEngine(folder, engine_args=TINY_ARGS)
         assert engine.generate([5, 6, 7], SamplingParams(max_tokens=2)).token_ids

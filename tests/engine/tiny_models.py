@@ -33,6 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "query_pre_attn_scalar": 64,
     },
+    "alibi": {"architectures": ["BloomForCausalLM"], "model_type": "bloom", "n_layer": 2, "n_head": 2},
     "hybrid": {
         "architectures": ["FalconH1ForCausalLM"],
         "model_type": "falcon_h1",

@@ -22,7 +22,7 @@ from memdecay_adapters.engine.session_store import RetainedSession, SessionStore
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.tracked_request import Request, TrackedRequest, summarise
 from memdecay_agents.budgets import budget_pages
-from memdecay_agents.errors import IntegrityError, MemDecayError
+from memdecay_agents.errors import IntegrityError, MemDecayError, SpanError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.ledger import Ledger
 from memdecay_agents.observations import Observation
@@ -76,6 +76,12 @@ class EvictionController:
             if hints is None:
                 return
             hints.check(request.num_prompt_tokens, self.config)
+            if hints.base:
+                raise SpanError(
+                    where=f"agent '{hints.agent}', turn {hints.turn}",
+                    rule=f"the spans begin at token {hints.base}, and this engine is sent whole prompts",
+                    remedy="Send base 0 with spans for the whole prompt; what a session holds is found here.",
+                )
         except MemDecayError as error:
             self.bypasses[error.code] += 1
             logger.warning("request %s is served without regions: %s", request.request_id, error)
