@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from vllm import SamplingParams
 
-from memdecay_adapters.engine import MemDecayEngine, versions
+from memdecay_adapters.engine import MemDecayEngine, lifecycle, versions
 from memdecay_adapters.engine.support import check_supported
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.errors import ConfigError, EngineError, MemDecayError, ModelError, UnsupportedError
@@ -199,7 +199,7 @@ def test_after_a_start_that_failed_halfway_the_next_one_serves(tiny):
     assert_nothing_is_left()
 
 
-def test_an_engine_that_nobody_holds_any_more_closes_and_makes_room(tiny):
+def test_an_engine_that_nobody_holds_any_more_closes_and_makes_room(tiny, monkeypatch):
     folder = tiny("full")
     thread = MemDecayEngine(folder, engine_args=TINY_ARGS)._thread._thread
     gc.collect()
@@ -207,8 +207,12 @@ def test_an_engine_that_nobody_holds_any_more_closes_and_makes_room(tiny):
     assert_nothing_is_left()
     thread = MemDecayEngine(folder, engine_args=TINY_ARGS)._thread._thread
     gc.collect()
-    with MemDecayEngine(folder, engine_args=TINY_ARGS) as engine:  # waits until the dropped one is down
-        assert not thread.is_alive()
+    build, alive_at_build = lifecycle.build_llm_engine, []
+    monkeypatch.setattr(
+        lifecycle, "build_llm_engine", lambda arguments: (alive_at_build.append(thread.is_alive()), build(arguments))[1]
+    )
+    with MemDecayEngine(folder, engine_args=TINY_ARGS) as engine:
+        assert alive_at_build == [False], "it waits until the dropped one is down"
         with pytest.raises(EngineError, match="open in this process"):
             MemDecayEngine(folder, engine_args=TINY_ARGS)
         assert engine.generate([5, 6, 7], SamplingParams(max_tokens=2)).token_ids
