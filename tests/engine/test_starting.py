@@ -112,7 +112,8 @@ def test_the_other_unsupported_properties_are_refused_one_by_one():
         values = {
             "hf_text_config": SimpleNamespace(), "model": "m", "is_hybrid": False, "use_mla": False,
             "is_multimodal_model": False, "runner_type": "generate", "pipeline_parallel_size": 1,
-            "world_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, "data_parallel_size": 1,
+            "world_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1,
+            "data_parallel_size": 1,
             "cache_dtype": "auto", "block_size": 16, **changes,
         }  # fmt: skip
         everything = SimpleNamespace(**values)
