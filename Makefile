@@ -22,8 +22,10 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 demo: setup
 	$(BIN)/memdecay demo $(ARGS)
 
+# Two test processes with an engine of one thread each: faster than one engine of two threads.
 test: setup lint types
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=95 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+		--cov --cov-report=term:skip-covered --cov-fail-under=95 $(PYTEST_ARGS)
 
 setup: $(STAMP)
 
