@@ -62,11 +62,11 @@ class PoolWatch:
             self.nulls[request_id] = nulls
             return new_blocks
 
+        manager.allocate_new_blocks = watched
+
     def evicted(self, request_id: str) -> set[int]:
         """Pages that left while the request ran."""
         return self.nulls[request_id] - self.inherited[request_id]
-
-        manager.allocate_new_blocks = watched
 
 
 @pytest.fixture

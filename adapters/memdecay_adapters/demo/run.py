@@ -155,12 +155,12 @@ def _probe(
 ) -> tuple[list[ProbeOutcome], list[ProbeOutcome]]:
     """Every fact in the answering agent's own session, and with the full cache."""
     whole = [SystemMessage(SYSTEM_PROMPT), *messages]
-    full = ask_all(engine, whole, FACTS, agent="full-cache", thread_id=THREAD, budget_tokens=None, pins=PINS)
-    if not engine.run_on_engine_thread(lambda _, internals: internals.controller.policy.evicts):
-        return full, full
     kept = ask_all(
         engine, whole, FACTS, agent="answer", thread_id=THREAD, budget_tokens=options.budget_tokens, pins=PINS
     )
+    if not engine.run_on_engine_thread(lambda _, internals: internals.controller.policy.evicts):
+        return kept, kept
+    full = ask_all(engine, whole, FACTS, agent="full-cache", thread_id=THREAD, budget_tokens=None, pins=PINS)
     return kept, full
 
 
