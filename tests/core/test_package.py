@@ -10,18 +10,10 @@ from memdecay_agents import errors
 
 
 def test_importing_the_core_is_light():
-    program = (
-        "import json, sys, time, numpy, pydantic; start = time.process_time(); import memdecay_agents;"
-        "print(json.dumps([time.process_time() - start, sorted(sys.modules)]))"
-    )
-    seconds = []
-    for _ in range(3):
-        out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-        elapsed, loaded = json.loads(out)
-        seconds.append(elapsed)
-        heavy = {"torch", "vllm", "langgraph", "langchain", "langchain_core", "transformers", "hypothesis"}
-        assert not heavy & {name.split(".")[0] for name in loaded}
-    assert min(seconds) < 0.5  # CPU seconds beside numpy and pydantic; about 0.15
+    program = "import json, sys, memdecay_agents; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout)
+    heavy = {"torch", "vllm", "langgraph", "langchain", "langchain_core", "transformers", "hypothesis", "matplotlib"}
+    assert not heavy & {name.split(".")[0] for name in loaded}
 
 
 def test_what_is_public_is_there():
