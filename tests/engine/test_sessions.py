@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from vllm import SamplingParams
 
@@ -228,3 +230,62 @@ def test_a_tenants_prefix_is_not_found_by_another(session_engine, tokenizer):
     for tenant, cached in [("a", 0), ("b", 0), ("a", 288)]:
         hints = RequestHints(tenant=tenant, agent="agent", spans=spans)
         assert session_engine.generate(ids, sampling(2), hints).cached_tokens == cached
+
+
+def test_a_request_that_reads_no_cache_begins_anew_and_reserves_all_its_pages(engine_named, oracle, tokenizer):
+    engine = engine_named("small_pool_sessions")
+    text = prompt_ids(tokenizer, 500, seed=58)
+    first = turn(engine, text[:300])
+    ids = [*text[:300], *first.token_ids, *text[300:340]]
+    spans = [[0, 48, "system", 0], [48, len(ids), "user", 0]]
+    hints = RequestHints(session="thread", agent="agent", spans=spans)
+    reserved = []
+
+    def watch(llm, internals):
+        manager = internals.scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+        ask = manager.get_num_blocks_to_allocate
+
+        def asked(*args, apply_admission_cap=False, **kwargs):
+            pages = ask(*args, apply_admission_cap=apply_admission_cap, **kwargs)
+            if not apply_admission_cap:
+                reserved.append(pages)
+            return pages
+
+        manager.get_num_blocks_to_allocate = asked
+
+    engine.run_on_engine_thread(watch)
+    reading_nothing = sampling()
+    reading_nothing.skip_reading_prefix_cache = True
+    again = engine.generate(ids, reading_nothing, hints)
+    assert again.retention.continued_tokens == again.cached_tokens == 0
+    assert reserved[0] == 128 // 16, "the first chunk's pages are asked for, not taken from the idle session"
+    evictions = engine.ledger().entries(request_id=again.retention.request_id)
+    rows = oracle.logprobs([*ids, *again.token_ids[:-1]], evictions)
+    assert logprob_distance(rows, len(ids), again) <= MAX_DISTANCE
+    engine.close_sessions()
+    engine.close()
+
+
+def test_a_match_of_a_session_that_was_closed_meanwhile_does_not_stand(session_engine, tokenizer):
+    text = prompt_ids(tokenizer, 300, seed=59)
+    first = turn(session_engine, text)
+    ids = [*text, *first.token_ids, *text[:40]]
+    hints = RequestHints(session="thread", agent="agent", spans=[[0, 48, "system", 0], [48, len(ids), "user", 0]])
+
+    def match_twice(llm, internals):
+        controller = internals.controller
+        request = SimpleNamespace(
+            request_id="waiting", sampling_params=SimpleNamespace(extra_args=hints.to_extra_args()),
+            num_prompt_tokens=len(ids), prompt_token_ids=ids, skip_reading_prefix_cache=False,
+        )  # fmt: skip
+        controller.start(request)
+        before = controller.matched_tokens(request, 0), controller.matched_row_pages("waiting")
+        controller.close_sessions()
+        after = controller.matched_tokens(request, 0), controller.matched_row_pages("waiting")
+        controller._requests.pop("waiting")
+        controller._holders.clear()
+        return before, after
+
+    before, after = session_engine.run_on_engine_thread(match_twice)
+    assert before == (300 + NEW_TOKENS - 1, -(-(300 + NEW_TOKENS - 1) // 16))
+    assert after == (0, 0)

@@ -112,8 +112,11 @@ class SessionTurns:
             cached_tokens: length of the prefix-cache hit.
         """
         tracked = self._requests.get(request.request_id)
-        if tracked is None or tracked.state is not None or not tracked.retains:
+        if tracked is None:
             return 0
+        tracked.match = None  # an earlier attempt's session may be gone by now
+        if tracked.state is not None or not tracked.retains or request.skip_reading_prefix_cache:
+            return 0  # vLLM ignores an answer to a request that reads no cache: it begins anew
         least = min(tracked.hints.spans[0].end, request.num_prompt_tokens - 1)
         match = self.sessions.match(tracked.home, request.prompt_token_ids, least)
         tracked.match = match if match is not None and match.tokens >= cached_tokens else None

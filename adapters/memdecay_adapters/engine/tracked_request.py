@@ -29,6 +29,7 @@ class Request(Protocol):
     max_tokens: int
     prompt_token_ids: Any
     all_token_ids: Any
+    skip_reading_prefix_cache: bool
 
     @property
     def num_tokens(self) -> int:
