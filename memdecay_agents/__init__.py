@@ -9,6 +9,7 @@ The core, without any engine. The way the data flows:
 Importing this package loads numpy and pydantic, no model runtime and no agent framework.
 """
 
+from memdecay_agents.agent_budgets import AgentBudget, ContextFraction, FixedBudget, PoolShare
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import MemDecayError
 from memdecay_agents.hints import RequestHints
@@ -27,8 +28,11 @@ __all__ = [
     "DEFAULT_PROFILES",
     "PAPER_PROFILES",
     "REGIONS",
+    "AgentBudget",
+    "ContextFraction",
     "EvictionPlan",
     "EvictionReason",
+    "FixedBudget",
     "Ledger",
     "LedgerEntry",
     "LedgerSummary",
@@ -37,6 +41,7 @@ __all__ = [
     "Observation",
     "PageView",
     "Policy",
+    "PoolShare",
     "RefreshRule",
     "RegionProfile",
     "RequestHints",

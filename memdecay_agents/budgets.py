@@ -12,6 +12,8 @@ from memdecay_agents.errors import BudgetError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.spans import Span, SpanFlag
 
+_FIELDS = {"fixed": "budget_tokens", "fraction": "floor_tokens", "share": "guaranteed_tokens"}
+
 
 def budget_pages(budget_tokens: int | None, page_size_tokens: int) -> int | None:
     """Whole pages of a budget; None: no limit."""
@@ -97,14 +99,17 @@ def check_budget(
         output_region=hints.output_region,
         pinned_pages_before=pinned_pages_before,
     )
-    tokens = config.default_budget_tokens if hints.budget_tokens is None else hints.budget_tokens
+    agent_budget = hints.agent_budget(config)
+    # a share may shrink to its guarantee at any time; the other two hold what they say for a prompt of this length
+    tokens = None if agent_budget is None else agent_budget.limit(n_prompt_tokens)
     budget = budget_pages(tokens, config.page_size_tokens)
     if budget is None or needed <= budget or config.policy == "full":
         return needed
     by_region = pinned_pages_by_region(hints.spans, hints.pins, config)
     pinned = len(set(pinned_pages_before).union(*by_region.values()))
     output = hints.output_region if hints.output_region in pinned_regions(hints.pins, config) else None
-    remedy = f"Raise budget_tokens to at least {needed * config.page_size_tokens}"
+    field = _FIELDS[agent_budget.kind] if agent_budget is not None else "budget_tokens"
+    remedy = f"Raise {field} to at least {needed * config.page_size_tokens}"
     largest = max(by_region, key=lambda region: len(by_region[region]), default=output)
     if output is not None and -(-max_new_tokens // config.page_size_tokens) > pinned:
         largest = output

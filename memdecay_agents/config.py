@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -17,7 +18,8 @@ from pydantic import (
 )
 
 from memdecay_agents._validation import first_problem
-from memdecay_agents.errors import ConfigError, RegionError
+from memdecay_agents.agent_budgets import AgentBudget, FixedBudget, as_budget
+from memdecay_agents.errors import BudgetError, ConfigError, RegionError
 from memdecay_agents.regions import ClockUnit, RegionProfile, default_profiles
 
 _REGION_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -78,6 +80,10 @@ class MemDecayConfig(BaseModel):
     default_budget_tokens: int | None = Field(default=None, gt=0)
     """Budget of requests that bring none; None: no limit. In pages it is rounded down."""
 
+    agent_budgets: dict[str, AgentBudget | None] = Field(default_factory=dict)
+    """Budgets by agent, for requests that bring none: the first pattern (as in file names) that the agent's path
+    matches wins over ``default_budget_tokens``. A plain number is a fixed budget, None is no limit."""
+
     sink_pages: int = Field(default=1, ge=1)
     """Leading pages that no policy evicts: the first token alone takes a quarter of the mass."""
 
@@ -120,6 +126,16 @@ class MemDecayConfig(BaseModel):
                 rule=problem,
                 remedy="See memdecay_agents.config.MemDecayConfig for the fields and their ranges.",
             ) from None
+
+    @field_validator("agent_budgets", mode="before")
+    @classmethod
+    def _read_budgets(cls, budgets: Any) -> Any:
+        if not isinstance(budgets, Mapping):
+            return budgets
+        try:
+            return {agent: as_budget(budget, f"agent_budgets[{agent!r}]") for agent, budget in budgets.items()}
+        except BudgetError as error:
+            raise _field_error(error.where, error.rule, error.remedy) from None
 
     @field_validator("observed_layers", mode="before")
     @classmethod
@@ -186,6 +202,13 @@ class MemDecayConfig(BaseModel):
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return MemDecayConfig(**{**given, "default_budget_tokens": budget_tokens})
+
+    def budget_of(self, agent: str) -> AgentBudget | None:
+        """The budget of an agent whose request brings none; None: no limit."""
+        for pattern, budget in self.agent_budgets.items():
+            if fnmatchcase(agent, pattern):
+                return budget
+        return None if self.default_budget_tokens is None else FixedBudget(tokens=self.default_budget_tokens)
 
     @property
     def region_names(self) -> tuple[str, ...]:

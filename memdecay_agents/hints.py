@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, field_validator
 from pydantic import model_validator as _model_validator
 
 from memdecay_agents._validation import first_problem
+from memdecay_agents.agent_budgets import AgentBudget, FixedBudget
 from memdecay_agents.config import MemDecayConfig
-from memdecay_agents.errors import HintsError
+from memdecay_agents.errors import BudgetError, HintsError
 from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span, SpanFlag, check_partition, merge_adjacent
 
@@ -59,13 +60,20 @@ class RequestHints(BaseModel):
     """Index of the first token that is new in this turn; the spans begin here."""
 
     budget_tokens: Annotated[int, Field(gt=0, le=_MAX_INDEX)] | None = None
-    """Tokens that this session may hold; None: the configuration's default."""
+    """Tokens that this session may hold; None: see ``budget``, then the configuration's default."""
+
+    budget: AgentBudget | None = None
+    """A budget that is no plain number; only where ``budget_tokens`` is None."""
 
     pins: tuple[_Region, ...] = Field(default=(), max_length=128)
     """Regions that this session pins beside those that the configuration pins."""
 
     spans: tuple[Span, ...] = Field(default=(), max_length=MAX_SPANS)
     """A partition of the tokens from ``base`` to the end of the prompt."""
+
+    rewind: Literal["continue", "recompute"] = "continue"
+    """What to do when the session's history was edited: go on from the divergence point, with the pages that were
+    evicted before it still gone, or compute the whole prompt anew."""
 
     output_region: _Region = "scratchpad"
     """Region of the tokens that this turn generates."""
@@ -78,7 +86,11 @@ class RequestHints(BaseModel):
         except ValidationError as error:
             path, problem = first_problem(error)
             raise _error(f"hints.{path}" if path else "hints", problem) from None
+        except BudgetError as error:
+            raise _error(f"hints.budget ({error.where})", error.rule) from None
         SessionId.from_hints(hints.tenant, hints.session, hints.agent)
+        if hints.budget is not None and hints.budget_tokens is not None:
+            raise _error("hints.budget", "given beside budget_tokens")
         return hints
 
     @field_validator("pins", mode="before")
@@ -95,6 +107,12 @@ class RequestHints(BaseModel):
             raise ValueError(f"{len(spans)} spans, at most {MAX_SPANS}")
         return tuple(_read_span(position, span) for position, span in enumerate(spans))
 
+    def agent_budget(self, config: MemDecayConfig) -> AgentBudget | None:
+        """The budget in force: the request's own, else the configuration's for the agent; None: no limit."""
+        if self.budget_tokens is not None:
+            return FixedBudget(tokens=self.budget_tokens)
+        return self.budget if self.budget is not None else config.budget_of(self.agent)
+
     @property
     def session_id(self) -> SessionId:
         """The session that this request belongs to."""
@@ -110,6 +128,7 @@ class RequestHints(BaseModel):
             name: getattr(self, name) for name in RequestHints.model_fields if name not in ("spans", "pins")
         }
         message["pins"] = list(self.pins)
+        message["budget"] = None if self.budget is None else self.budget.model_dump(mode="json")
         message["spans"] = [[span.start, span.end, span.region, int(span.flags)] for span in merge_adjacent(self.spans)]
         _check_size(message)
         return {EXTRA_ARGS_KEY: message}

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.arrays import IndexArray
 from memdecay_agents.budgets import budget_pages
 from memdecay_agents.config import MemDecayConfig
@@ -51,7 +52,7 @@ class SessionState:
         ledger: Ledger | None = None,
         draw_key: str | None = None,
     ) -> None:
-        """Begin with no tokens and the configuration's default budget."""
+        """Begin with no tokens and the configuration's budget for the agent."""
         self.session_id = session_id
         self.draw_key = session_id.key() if draw_key is None else draw_key
         self.key = session_id.key()
@@ -60,7 +61,9 @@ class SessionState:
         self.policy = policy
         self.ledger = Ledger() if ledger is None else ledger
         self.tokens = TokenState(config, policy.refresh_rule())
-        self.budget_tokens = config.default_budget_tokens
+        self.budget: AgentBudget | None = config.budget_of(agent)
+        self.share_pages: int | None = None
+        """What the pool gives a session whose budget is a share of it; set by the engine."""
         self.turn = 0
         self.peak_pages = 0
         """Most pages ever held after a plan was made, the step's new ones included."""
@@ -70,8 +73,19 @@ class SessionState:
 
     @property
     def budget_pages(self) -> int | None:
-        """Whole pages of the budget; None: no limit, also under a policy that never evicts."""
-        return budget_pages(self.budget_tokens, self.config.page_size_tokens) if self.policy.evicts else None
+        """Whole pages of the budget now; None: no limit, also under a policy that never evicts."""
+        if self.budget is None or not self.policy.evicts:
+            return None
+        page = self.config.page_size_tokens
+        share_tokens = None if self.share_pages is None else self.share_pages * page
+        return budget_pages(self.budget.limit(self.tokens.n_tokens, share_tokens), page)
+
+    @property
+    def guaranteed_pages(self) -> int | None:
+        """Whole pages that pool pressure never takes; None: there is no budget, and nothing may be taken."""
+        if self.budget is None or not self.policy.evicts:
+            return None
+        return budget_pages(self.budget.guarantee, self.config.page_size_tokens)
 
     @property
     def held_pages(self) -> tuple[int, ...]:
@@ -97,7 +111,8 @@ class SessionState:
         self.rewind(hints.base)
         self.turn = hints.turn
         self.agent = hints.agent or self.agent
-        self.budget_tokens = self.config.default_budget_tokens if hints.budget_tokens is None else hints.budget_tokens
+        self.budget = hints.agent_budget(self.config)
+        self.share_pages = None
         self.tokens.output_region = hints.output_region
         self.tokens.extend(n_prompt_tokens - hints.base, spans=hints.spans)
         self.tokens.set_pins(hints.pins)

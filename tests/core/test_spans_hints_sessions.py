@@ -114,7 +114,7 @@ def test_no_hints_is_none():
     [
         ({"v": 2}, r"hints\.v"),
         ({"v": True}, r"hints\.v"),
-        ({"budget": 5}, r"hints\.budget: unknown key"),
+        ({"budgets": 5}, r"hints\.budgets: unknown key"),
         ({"budget_tokens": 0}, r"hints\.budget_tokens"),
         ({"budget_tokens": 1.5}, r"hints\.budget_tokens"),
         ({"budget_tokens": float("nan")}, r"hints\.budget_tokens"),
