@@ -15,7 +15,7 @@ EXACT: dict[str, Any] = {
     "keep_sessions": False,
 }
 SMALL_POOL: dict[str, Any] = {
-    "config": {"page_size_tokens": 16, "default_budget_tokens": 320},
+    "config": {"page_size_tokens": 16, "default_budget_tokens": 320, "agent_budgets": {"unlimited": None}},
     "engine_args": {"dtype": "float32", "max_num_batched_tokens": 128, "num_gpu_blocks_override": 64},
     "keep_sessions": False,
 }
@@ -27,6 +27,18 @@ ENGINES: dict[str, dict[str, Any]] = {
     # a pool of 63 usable pages, smaller than the prompts it serves
     "small_pool": SMALL_POOL,
     "small_pool_sessions": {**SMALL_POOL, "keep_sessions": True},
+    # a random Llama whose steps take milliseconds, sessions that live on, and a pool of 63 usable pages
+    "pressure": {
+        "model": "random_llama",
+        "config": {
+            "page_size_tokens": 16,
+            "observed_layers": "all",
+            "default_budget_tokens": 320,
+            "agent_budgets": {"whole": None},
+        },
+        "engine_args": {"dtype": "float32", "max_num_batched_tokens": 64, "num_gpu_blocks_override": 64},
+        "keep_sessions": True,
+    },
     "page32": {
         "config": {"page_size_tokens": 32},
         "engine_args": {"dtype": "float32", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**29},
@@ -48,7 +60,8 @@ ENGINES: dict[str, dict[str, Any]] = {
 class EngineHouse:
     """Keeps one engine open and changes it when a test asks for another: vLLM allows one a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, random_llama: Callable[[], str]) -> None:
+        self._random_llama = random_llama
         self._name: str | None = None
         self._engine: Any = None
 
@@ -59,6 +72,7 @@ class EngineHouse:
             self.close()
             recipe = ENGINES[name]
             self._engine = MemDecayEngine(
+                self._random_llama() if "model" in recipe else None,
                 config=MemDecayConfig(**recipe["config"]),
                 engine_args=recipe["engine_args"],
                 keep_sessions=recipe["keep_sessions"],
@@ -74,8 +88,16 @@ class EngineHouse:
 
 
 @pytest.fixture(scope="session")
-def engine_house() -> Iterator[EngineHouse]:
-    house = EngineHouse()
+def random_llama_path(tmp_path_factory: pytest.TempPathFactory, model_path: str) -> str:
+    """The folder of a seeded small Llama with random weights."""
+    from tests.engine.random_llama import random_llama
+
+    return random_llama(tmp_path_factory.mktemp("models") / "random-llama", model_path)
+
+
+@pytest.fixture(scope="session")
+def engine_house(request: pytest.FixtureRequest) -> Iterator[EngineHouse]:
+    house = EngineHouse(lambda: request.getfixturevalue("random_llama_path"))
     yield house
     house.close()
 
@@ -125,6 +147,14 @@ def tokenizer(model_path: str) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_path)
+
+
+@pytest.fixture(scope="session")
+def random_oracle(random_llama_path: str) -> Any:
+    """The random Llama in transformers, float32, eager attention."""
+    from tests.engine.oracle import Oracle
+
+    return Oracle(random_llama_path)
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,8 @@ class FakeEngine:
             retention=RetentionSummary(
                 session=hints.session_id.key(), request_id="fake", agent=hints.agent, turn=hints.turn,
                 policy="memdecay",
-                page_size_tokens=16, budget_pages=None, continued_tokens=0, pages_held=1, pages_total=1,
+                page_size_tokens=16, budget_pages=None, guaranteed_pages=None, budget_bound=False, continued_tokens=0,
+                rewound_tokens=0, divergent_region=None, pages_held=1, pages_total=1,
                 peak_pages_prefill=1,
                 peak_pages_decode=1, evictions=0, shortfall_pages=0,
             ),

@@ -42,4 +42,6 @@ def hints(tokens: int, budget_tokens: int | None, *, session: str = "", **fields
     cuts = [0, 48, 48 + tokens // 10, tokens // 2, tokens - tokens // 5, tokens]
     regions = ["system", "plan", "tool_out", "retrieval", "user"]
     spans = [[a, b, region, 0] for a, b, region in zip(cuts, cuts[1:], regions, strict=False) if b > a]
-    return RequestHints(session=session, agent="tester", budget_tokens=budget_tokens, spans=spans, **fields)
+    return RequestHints(
+        **{"session": session, "agent": "tester", "budget_tokens": budget_tokens, "spans": spans, **fields}
+    )

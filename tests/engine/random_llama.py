@@ -29,7 +29,7 @@ def random_llama(
             num_key_value_heads=kv_heads,
             head_dim=64,
             max_position_embeddings=4096,
-            initializer_range=0.15,
+            initializer_range=0.1,
             bos_token_id=1,
             eos_token_id=2,
             pad_token_id=2,

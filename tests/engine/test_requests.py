@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from memdecay_adapters.engine.events import BYPASSES
 from memdecay_adapters.engine.stream import RequestStream
 from memdecay_agents import RequestHints
 from memdecay_agents.errors import BudgetError, EngineError, RegionError, SpanError
@@ -128,7 +130,8 @@ def bypass_submit(engine, name, ids, parameters):
 
 
 def bypasses(engine):
-    return engine.run_on_engine_thread(lambda llm, internals: internals.controller.bypasses.copy())
+    counts = engine.run_on_engine_thread(lambda llm, internals: internals.controller.events.of(BYPASSES))
+    return Counter({reason: count for (reason,), count in counts.items()})
 
 
 def test_a_malformed_message_that_reaches_the_scheduler_is_counted_and_served_without_regions(engine, tokenizer):

@@ -277,6 +277,7 @@ def test_a_match_of_a_session_that_was_closed_meanwhile_does_not_stand(session_e
         request = SimpleNamespace(
             request_id="waiting", sampling_params=SimpleNamespace(extra_args=hints.to_extra_args()),
             num_prompt_tokens=len(ids), prompt_token_ids=ids, skip_reading_prefix_cache=False,
+            num_tokens=len(ids), max_tokens=8,
         )  # fmt: skip
         controller.start(request)
         before = controller.matched_tokens(request, 0), controller.matched_row_pages("waiting")
@@ -284,6 +285,7 @@ def test_a_match_of_a_session_that_was_closed_meanwhile_does_not_stand(session_e
         after = controller.matched_tokens(request, 0), controller.matched_row_pages("waiting")
         controller._requests.pop("waiting")
         controller._holders.clear()
+        controller.admission.release("waiting")
         return before, after
 
     before, after = session_engine.run_on_engine_thread(match_twice)

@@ -17,10 +17,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from memdecay_adapters.engine.block_rows import held_pages
 from memdecay_adapters.engine.controller import EvictionController
 from memdecay_adapters.engine.integrity import check_rows_against_pool
 from memdecay_adapters.engine.manager import MemDecayManager
 from memdecay_adapters.engine.observer import StepObserver
+from memdecay_adapters.engine.pressure import PoolPressure
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.step_messages import AttentionReport, StepDirections
 from memdecay_agents.errors import UnsupportedError
@@ -65,16 +67,21 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
                 remedy="Use a model whose layers are all full attention, started by MemDecayEngine.",
             )
         self.manager = managers[0]
-        self.controller = EvictionController(self._settings, self.manager.block_size, self._chunk_tokens)
+        pool_pages = self.manager.block_pool.num_gpu_blocks - 1
+        self.controller = EvictionController(self._settings, self.manager.block_size, self._chunk_tokens, pool_pages)
         self.controller.free_blocks = self.manager.free_row
         self.manager.controller = self.controller
+        self.manager.pressure = PoolPressure(self.controller, self.manager)
 
     def on_new_request(self, request: Request) -> None:
         """Read a request's hints."""
         self.controller.start(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens that an idle session of the request holds: their keys and values are in the cache already."""
+        """Tokens that an idle session of the request holds: their keys and values are in the cache already.
+
+        None as their number makes vLLM pass the request over in this step: it waits for admission.
+        """
         return self.controller.matched_tokens(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
@@ -88,9 +95,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
             rows = dict(self.manager.req_to_blocks)
             idle = {session.state.key: session.blocks for session in self.controller.sessions}
             check_rows_against_pool({**rows, **idle}, pool.free_block_queue.get_all_free_blocks(), pool.num_gpu_blocks)
-            self.controller.check_integrity(
-                {rid: [i for i, block in enumerate(blocks) if not block.is_null] for rid, blocks in rows.items()}
-            )
+            self.controller.check_integrity({request_id: held_pages(blocks) for request_id, blocks in rows.items()})
             directions.expected_rows = {
                 request_id: [0 if block.is_null else block.block_id for block in rows.get(request_id, ())]
                 for request_id in scheduler_output.num_scheduled_tokens

@@ -7,18 +7,22 @@ tensor, and nothing here may raise on a user's input, for an exception in the sc
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from memdecay_adapters.engine.events import BYPASSES, EVICTED_PAGES, EXPIRED_SESSIONS, SHORTFALLS, UNBOUND_BUDGETS
+from memdecay_adapters.engine.pool_shares import PoolShares
+from memdecay_adapters.engine.session_store import RetainedSession
 from memdecay_adapters.engine.session_turns import SessionTurns
 from memdecay_adapters.engine.settings import EngineSettings
+from memdecay_adapters.engine.tracked_request import TrackedRequest
 from memdecay_agents.errors import IntegrityError, MemDecayError
-from memdecay_agents.ledger import Ledger
+from memdecay_agents.ledger import EvictionReason, Ledger, LedgerEntry
 from memdecay_agents.observations import Observation
+from memdecay_agents.selection import EvictionPlan
 from memdecay_agents.session_state import SessionState
-
-logger = logging.getLogger(__name__)
 
 
 class EvictionController(SessionTurns):
@@ -28,11 +32,12 @@ class EvictionController(SessionTurns):
         settings: regions, policy, budgets, measurement; whether and how long sessions are kept.
         page_size_tokens: the block size of the engine's cache.
         chunk_tokens: most tokens of one engine step.
+        pool_pages: usable pages of the pool.
     """
 
-    def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int) -> None:
-        super().__init__(settings, page_size_tokens)
-        self.chunk_pages = -(-chunk_tokens // page_size_tokens)
+    def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int, pool_pages: int) -> None:
+        super().__init__(settings, page_size_tokens, chunk_tokens, pool_pages)
+        self.shares = PoolShares(self.admission)
 
     # ---- asked by the cache manager
 
@@ -55,7 +60,7 @@ class EvictionController(SessionTurns):
             Logical pages, each booked in the ledger; the caller frees them.
         """
         tracked = self._requests.get(request_id)
-        if tracked is None or tracked.budget_pages is None:
+        if tracked is None or tracked.budget is None:
             return ()
         needed_pages = 0
         if tracked.request.is_finished():
@@ -64,20 +69,79 @@ class EvictionController(SessionTurns):
         elif tracked.is_decoding(processed_tokens):
             needed_pages = max(processed_tokens // self.page_size_tokens + 1 - table_pages, 0)
         state = self._state_of(tracked)
+        if tracked.budget.kind == "share":
+            state.share_pages = self.shares.of(request_id, self._requests, self.page_size_tokens)
         plan = state.plan(processed_tokens, held_pages, needed_pages)
-        if plan.fault is not None:
-            self.bypasses["policy_fault"] += 1
-            logger.error("request %s: %s", request_id, plan.fault)
-        tracked.shortfall_pages = max(tracked.shortfall_pages, plan.shortfall_pages)
-        if not plan.pages:
-            return ()
-        self._refuse_pinned(state, plan.pages)
-        for entry in state.apply(plan, request_id=request_id):
+        if plan.shortfall_pages > tracked.shortfall_pages:
+            tracked.shortfall_pages = plan.shortfall_pages
+            self.events.note(SHORTFALLS, state.agent, level=logging.WARNING, request=request_id,
+                             shortfall_pages=plan.shortfall_pages, detail=repr(plan.refusal))  # fmt: skip
+        return self.book(request_id, plan, processed_tokens, EvictionReason.over_budget)
+
+    # ---- carried out for a budget, or for pool pressure
+
+    def book(
+        self, request_id: str, plan: EvictionPlan, processed_tokens: int, reason: EvictionReason
+    ) -> tuple[int, ...]:
+        """Book a running request's plan.
+
+        Args:
+            request_id: whose row it is.
+            plan: the newest plan of its state.
+            processed_tokens: tokens whose keys and values are complete.
+            reason: why the pages go.
+
+        Returns:
+            The plan's pages; the caller frees them.
+        """
+        tracked = self._requests[request_id]
+        for entry in self._book(self._state_of(tracked), plan, request_id, reason):
             tracked.freed_by_region[entry.region] += 1
-        if tracked.clean_pages is None:
-            tracked.clean_pages = processed_tokens // self.page_size_tokens
-        self._evicted_since_step.setdefault(request_id, []).extend(plan.pages)
+        if plan.pages:
+            if tracked.clean_pages is None:
+                tracked.clean_pages = processed_tokens // self.page_size_tokens
+            self._evicted_since_step.setdefault(request_id, []).extend(plan.pages)
         return plan.pages
+
+    def book_idle(self, session: RetainedSession, plan: EvictionPlan, reason: EvictionReason) -> tuple[int, ...]:
+        """Book an idle session's plan; see `book`."""
+        self._book(session.state, plan, "", reason)
+        if plan.pages and session.clean_pages is None:
+            session.clean_pages = len(session.token_ids) // self.page_size_tokens
+        return plan.pages
+
+    def _book(
+        self, state: SessionState, plan: EvictionPlan, request_id: str, reason: EvictionReason
+    ) -> list[LedgerEntry]:
+        if plan.fault is not None:
+            self.events.note(BYPASSES, "policy_fault", level=logging.ERROR, request=request_id, detail=repr(plan.fault))
+        self._refuse_pinned(state, plan.pages)
+        entries = state.apply(plan, request_id=request_id, reason=reason)
+        by_region = Counter(entry.region for entry in entries)
+        for region, pages in by_region.items():
+            self.events.note(EVICTED_PAGES, state.agent, region, reason.value, by=pages, level=logging.DEBUG,
+                             request=request_id, session=state.key)  # fmt: skip
+        return entries
+
+    def running(self) -> Iterator[tuple[str, TrackedRequest, SessionState]]:
+        """Requests whose rows the worker knows: their id, what is remembered of them, their state."""
+        for request_id, tracked in self._requests.items():
+            if tracked.in_worker and tracked.state is not None and not tracked.request.is_finished():
+                yield request_id, tracked, tracked.state
+
+    def entitled_pages(self, request_id: str) -> int | None:
+        """What a running request may keep while others need pages: its share, or its guarantee; None: all of it."""
+        tracked = self._requests[request_id]
+        if tracked.budget is None:
+            return None
+        if tracked.budget.kind == "share":
+            return self.shares.of(request_id, self._requests, self.page_size_tokens)
+        return self.guaranteed_pages(request_id)
+
+    def guaranteed_pages(self, request_id: str) -> int | None:
+        """What a running request keeps whatever others need; None: all of it."""
+        tracked = self._requests[request_id]
+        return None if tracked.budget is None else tracked.reserved_pages(self.page_size_tokens)
 
     def allocated(self, request_id: str, held_pages: Sequence[int]) -> None:
         """Book what the request's row holds after an allocation."""
@@ -86,12 +150,13 @@ class EvictionController(SessionTurns):
             self._state_of(tracked).note_held(held_pages)
             tracked.note_peak(len(held_pages))
 
-    def admission_cap_pages(self, request_id: str) -> int | None:
-        """Most pages that the request can hold at once; None: it has no budget."""
+    def first_pages(self, request_id: str) -> int | None:
+        """Pages that the request must find free to begin: one chunk. Its guarantee is reserved already.
+
+        None: it has no budget, and vLLM asks for its whole prompt.
+        """
         tracked = self._requests.get(request_id)
-        if tracked is None or tracked.budget_pages is None:
-            return None
-        return tracked.budget_pages + self.chunk_pages + 1
+        return None if tracked is None or tracked.budget is None else self.chunk_pages + 1
 
     def clean_tokens(self, request_id: str) -> int | None:
         """Tokens up to which the request saw its whole context; None: it still does."""
@@ -111,13 +176,15 @@ class EvictionController(SessionTurns):
         Returns:
             The pages evicted since the last step and the queries to observe, both by request id.
         """
-        self.release(self.sessions.expired())
+        if expired := self.sessions.expired():
+            self.give_up(expired, EXPIRED_SESSIONS)
         evicted, self._evicted_since_step = self._evicted_since_step, {}
         observe = {}
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._requests.get(request_id)
             if tracked is None:
                 continue
+            tracked.in_worker = True
             computed = tracked.request.num_computed_tokens + tokens
             self._state_of(tracked).on_computed(tokens, int(computed >= tracked.request.num_tokens))
             if self.policy.uses_attention and (queries := tracked.queries_to_observe(tokens, self.config)):
@@ -136,14 +203,20 @@ class EvictionController(SessionTurns):
                 )
             )
         except MemDecayError as error:
-            self.bypasses[error.code] += 1
-            logger.error("request %s: %s", request_id, error)
+            self.events.note(BYPASSES, error.code, level=logging.ERROR, request=request_id, detail=repr(str(error)))
 
     # ---- looking inside
 
     def ledger_copy(self) -> Ledger:
         """The ledger as it is now."""
         return self.ledger.copy()
+
+    def note_unbound_budgets(self) -> None:
+        """Warn of agents whose budget never asked for an eviction: a budget that changed nothing."""
+        for tally in self.agents:
+            if tally.never_bound and self.policy.evicts:
+                self.events.note(UNBOUND_BUDGETS, tally.agent, level=logging.WARNING, budget_pages=tally.budget_pages,
+                                 longest_turn_pages=tally.longest_pages, turns=tally.turns)  # fmt: skip
 
     def check_integrity(self, held_by_request: Mapping[str, Sequence[int]]) -> None:
         """Check the ledger against the rows that the cache manager and the idle sessions really hold.

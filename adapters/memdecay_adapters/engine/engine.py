@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
+from memdecay_adapters.engine.agent_tallies import AgentTally
 from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.engine.results import GenerationResult
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.stream import RequestStream
-from memdecay_adapters.engine.validation import PoolShape, check_request
+from memdecay_adapters.engine.validation import PoolShape, check_request, plain_hints
 from memdecay_adapters.engine.versions import require_supported_vllm
 from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_agents.config import MemDecayConfig
@@ -48,6 +50,8 @@ class MemDecayEngine:
             ``kv_cache_memory_bytes``, ...).
         keep_sessions: keep a session's pages between its turns, so that a turn computes only its new tokens.
         session_idle_seconds: give up a session that is idle for longer; None: never for that reason.
+        admission: what happens to a request whose guaranteed pages do not fit beside those of the running ones:
+            it waits its turn, or it is refused at once with a BudgetError that says why.
         check_integrity: check the pool and every block-table row at each step.
 
     Raises:
@@ -69,12 +73,14 @@ class MemDecayEngine:
         engine_args: Mapping[str, Any] | None = None,
         keep_sessions: bool = True,
         session_idle_seconds: float | None = 900.0,
+        admission: Literal["wait", "refuse"] = "wait",
         check_integrity: bool = False,
     ) -> None:
         self.vllm_version = require_supported_vllm()
         self._pid = os.getpid()
         self._ids = itertools.count()
         self._closed = False
+        self._admission = admission
         with MemDecayEngine._open_lock:
             other = MemDecayEngine._open() if MemDecayEngine._open is not None else None
             if other is not None and not other._closed and other._pid == self._pid:
@@ -97,6 +103,7 @@ class MemDecayEngine:
                 config=config or MemDecayConfig(),
                 keep_sessions=keep_sessions,
                 session_idle_seconds=session_idle_seconds,
+                admission=admission,
                 check_integrity=check_integrity,
             )
             self._start(settings, arguments)
@@ -154,7 +161,8 @@ class MemDecayEngine:
         Raises:
             SpanError: spans that do not partition this prompt.
             RegionError: an unknown region.
-            BudgetError: a budget below what must stay.
+            BudgetError: a budget below what must stay. With ``admission="refuse"`` also raised by the stream, when
+                the guarantees of the running requests leave no room for this one's.
             EngineError: a prompt that does not fit the model, ``n > 1``, or an engine that is closed or
                 was carried over a fork.
         """
@@ -170,8 +178,18 @@ class MemDecayEngine:
         prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_token_ids)}
         if hints is not None and hints.tenant != DEFAULT_TENANT:
             prompt["cache_salt"] = hints.tenant  # no prefix of one tenant is ever found by another
-        self._thread.add(stream, prompt, params)
+        self._thread.add(stream, prompt, params, self._admission_check(len(prompt_token_ids), params, hints))
         return stream
+
+    def _admission_check(
+        self, prompt_tokens: int, sampling: SamplingParams, hints: RequestHints | None
+    ) -> Callable[[], None] | None:
+        """What the engine thread asks before it takes a request, where requests are refused rather than wait."""
+        if self._admission == "wait":
+            return None
+        asked = hints or RequestHints.from_extra_args(sampling.extra_args) or plain_hints(prompt_tokens)
+        most_tokens = prompt_tokens + (sampling.max_tokens or self.max_model_len - prompt_tokens)
+        return lambda: self._internals.controller.check_admission(asked, most_tokens)
 
     def generate(
         self, prompt_token_ids: list[int], sampling: SamplingParams, hints: RequestHints | None = None
@@ -207,6 +225,11 @@ class MemDecayEngine:
         self._check_usable()
         return self._thread.call(self._internals.controller.ledger_copy)
 
+    def agents(self) -> list[AgentTally]:
+        """Each agent's budget, the pages that it held at most, and what was evicted, since start."""
+        self._check_usable()
+        return self._thread.call(lambda: list(self._internals.controller.agents))
+
     def close_sessions(self, thread_id: str | None = None, *, tenant: str | None = None) -> int:
         """Give back the pages of idle sessions, and do not keep those of requests that still run.
 
@@ -236,6 +259,9 @@ class MemDecayEngine:
         """Abort what runs and free the model and the cache; idempotent."""
         if not self._closed and os.getpid() == self._pid:
             self._closed = True
+            if not self._thread.has_failed:
+                with contextlib.suppress(EngineError):  # it failed, or is closing, in this very moment
+                    self._thread.call(self._internals.controller.note_unbound_budgets)
             self._thread.close()
 
     @property

@@ -80,17 +80,26 @@ class EngineThread:
             self._send(_Command(run, future.set_exception))
         return future.result()
 
-    def add(self, stream: RequestStream, prompt: dict[str, Any], sampling: SamplingParams) -> None:
-        """Start a request; errors of vLLM's own validation end its stream.
+    def add(
+        self,
+        stream: RequestStream,
+        prompt: dict[str, Any],
+        sampling: SamplingParams,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Start a request; errors of the check and of vLLM's own validation end its stream.
 
         Args:
             stream: where its chunks and its result go.
             prompt: vLLM's ``TokensPrompt``.
             sampling: vLLM's sampling parameters, from now on the engine's.
+            check: called on the engine thread first; what it raises refuses the request.
         """
 
         def run() -> None:
             try:
+                if check is not None:
+                    check()
                 internal_id = self.engine.add_request(stream.request_id, prompt, sampling)
             except Exception as error:
                 stream.fail(error)

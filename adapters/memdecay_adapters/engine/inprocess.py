@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from memdecay_adapters.engine.connector import MemDecayConnector
 from memdecay_adapters.engine.controller import EvictionController
+from memdecay_adapters.engine.events import PARKED_SESSIONS, PREEMPTIONS
 from memdecay_agents.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ class PoolStats:
     """Sessions that hold pages between their turns."""
     parked_sessions: int
     """Idle sessions given up since start because a running request needed their pages."""
+    reserved_pages: int
+    """Guaranteed to running requests."""
+    waiting_requests: int
+    """Requests that wait because guarantees fill the pool."""
 
     @property
     def held_pages(self) -> int:
@@ -66,7 +71,9 @@ class EngineInternals:
         return PoolStats(
             total_pages=pool.num_gpu_blocks - 1,
             free_pages=pool.get_num_free_blocks(),
-            preemptions=self.controller.preemptions,
+            preemptions=self.controller.events.total(PREEMPTIONS),
             idle_sessions=len(self.controller.sessions),
-            parked_sessions=self.controller.parked_sessions,
+            parked_sessions=self.controller.events.total(PARKED_SESSIONS),
+            reserved_pages=self.controller.admission.reserved_pages,
+            waiting_requests=self.controller.admission.waiting_requests,
         )

@@ -9,22 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
+from memdecay_adapters.engine.block_rows import Block
 from memdecay_agents.errors import IntegrityError
 
 _REMEDY = "This is a fault of the engine, not of your request: please report it with the ledger of the run."
-
-
-class Block(Protocol):
-    """The part of vLLM's KVCacheBlock that is looked at."""
-
-    block_id: int
-    ref_cnt: int
-
-    @property
-    def is_null(self) -> bool:
-        """Whether this is the pool's null block."""
 
 
 def check_rows_against_pool(

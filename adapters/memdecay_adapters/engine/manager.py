@@ -16,7 +16,10 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
+from memdecay_adapters.engine.block_rows import Block, held_pages
 from memdecay_adapters.engine.controller import EvictionController
+from memdecay_adapters.engine.events import EXPIRED_SESSIONS
+from memdecay_adapters.engine.pressure import PoolPressure
 
 
 class MemDecayManager(FullAttentionManager):
@@ -24,6 +27,8 @@ class MemDecayManager(FullAttentionManager):
 
     controller: EvictionController | None = None
     """Bound by the connector once the scheduler has built its cache manager."""
+    pressure: PoolPressure | None = None
+    """Makes room when pages run out; bound together with the controller."""
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
@@ -38,9 +43,9 @@ class MemDecayManager(FullAttentionManager):
         blocks = self.req_to_blocks.get(request_id)
         if self.controller is None or not blocks:
             return
-        held = [page for page, block in enumerate(blocks) if not block.is_null]
-        self._evict(
-            request_id, self.controller.pages_to_evict(request_id, held, len(blocks), processed_computed_tokens)
+        self.drop_pages(
+            blocks,
+            self.controller.pages_to_evict(request_id, held_pages(blocks), len(blocks), processed_computed_tokens),
         )
 
     def add_local_computed_blocks(
@@ -92,22 +97,12 @@ class MemDecayManager(FullAttentionManager):
         self.num_cached_block[request_id] = min(session.published_pages, tokens // self.block_size)
         self.remove_skipped_blocks(request_id, tokens)
 
-    def _evict(self, request_id: str, pages: Sequence[int]) -> None:
-        if not pages:
-            return
-        blocks = self.req_to_blocks[request_id]
-        freed = []
-        for page in pages:
-            freed.append(blocks[page])
-            blocks[page] = self._null_block
-        self.block_pool.free_blocks(freed)
-
     def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list[KVCacheBlock]:
         """See the base class; tells the controller what the request holds now."""
         new_blocks = super().allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
         if self.controller is not None:
             blocks = self.req_to_blocks[request_id]
-            self.controller.allocated(request_id, [i for i, block in enumerate(blocks) if not block.is_null])
+            self.controller.allocated(request_id, held_pages(blocks))
         return new_blocks
 
     def get_num_blocks_to_allocate(
@@ -121,8 +116,8 @@ class MemDecayManager(FullAttentionManager):
     ) -> int:
         """See the base class; three things differ.
 
-        For admission a request needs its budget and one chunk, never its length. Pages of the session that it
-        continues are there already. And idle sessions make room before it is said that there is none.
+        For admission a request with a budget needs one chunk, never its length: its guarantee is reserved. Pages of
+        the session that it continues are there already. And others make room before it is said that there is none.
         """
         if self.controller is None:
             return super().get_num_blocks_to_allocate(
@@ -130,17 +125,16 @@ class MemDecayManager(FullAttentionManager):
             )
         row = self.req_to_blocks.get(request_id, ())
         continued = self.controller.matched_row_pages(request_id) if not row else 0
-        cap_pages = self.controller.admission_cap_pages(request_id) if apply_admission_cap else None
-        if cap_pages is not None:
-            nulls = sum(block.is_null for block in row)
-            most = max(cap_pages, len(row) - nulls) + nulls + continued
-            num_tokens = min(num_tokens, most * self.block_size)
+        first_pages = self.controller.first_pages(request_id) if apply_admission_cap else None
+        if first_pages is not None:
+            there = max(len(row), continued, len(new_computed_blocks))
+            num_tokens = min(num_tokens, (there + first_pages) * self.block_size)
         needed = super().get_num_blocks_to_allocate(
             request_id, num_tokens, new_computed_blocks, *args, apply_admission_cap=apply_admission_cap, **kwargs
         )
         needed -= min(max(continued - len(new_computed_blocks), 0), needed)
-        while needed > self.block_pool.get_num_free_blocks() and self.controller.park_oldest(request_id):
-            pass
+        if self.pressure is not None and needed > self.free_page_count():
+            self.pressure.make_room(request_id, needed)
         return needed
 
     def cache_blocks(
@@ -166,8 +160,26 @@ class MemDecayManager(FullAttentionManager):
                 pages = self.pages_for(len(session.token_ids))
                 session.blocks, blocks = list(blocks[:pages]), blocks[pages:]
                 session.published_pages = min(published, pages)
-                self.controller.release(self.controller.sessions.put(session))
+                self.controller.give_up(self.controller.sessions.put(session), EXPIRED_SESSIONS)
         return [block for block in blocks if not block.is_null]
+
+    # ---- what pool pressure needs
+
+    def free_page_count(self) -> int:
+        """Free or reclaimable pages of the pool."""
+        return int(self.block_pool.get_num_free_blocks())
+
+    def row(self, request_id: str) -> list[Block]:
+        """A running request's row, in logical order."""
+        return self.req_to_blocks.get(request_id, [])
+
+    def drop_pages(self, row: list[Block], pages: Sequence[int]) -> None:
+        """Null entries of a row and free their blocks; the first of ``pages`` is reused first."""
+        freed = [row[page] for page in pages]
+        for page in pages:
+            row[page] = self._null_block
+        if freed:
+            self.block_pool.free_blocks(freed)
 
     def free_row(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Give a row's blocks back to the pool, the last page first, so that it is reused first."""

@@ -23,9 +23,17 @@ class RetentionSummary:
     policy: str
     page_size_tokens: int
     budget_pages: int | None
-    """None: no budget, nothing is evicted."""
+    """None: no budget, nothing is evicted. A share of the pool: what it was when the request ended."""
+    guaranteed_pages: int | None
+    """Pages that pool pressure never takes; None: no budget."""
+    budget_bound: bool
+    """Whether the budget ever asked for an eviction in this session."""
     continued_tokens: int
     """Leading tokens that were in the session's cache and were not computed again."""
+    rewound_tokens: int
+    """Tokens of the session's history that this prompt does not repeat; 0: it extends the history."""
+    divergent_region: str | None
+    """Region of the first of them; None: there are none."""
     pages_held: int
     """When the request ended."""
     pages_total: int

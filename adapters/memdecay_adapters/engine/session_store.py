@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memdecay_adapters.engine.integrity import Block
+from memdecay_adapters.engine.block_rows import Block, held_pages
 from memdecay_agents.session_state import SessionState
 from memdecay_agents.sessions import SessionId
 
@@ -42,6 +42,8 @@ class RetainedSession:
     """Leading pages that saw their whole context; None: all of them."""
     published_pages: int
     """Leading pages that the prefix cache already knows."""
+    prompt_tokens: int
+    """Length of its last turn's prompt; what follows was generated."""
     blocks: list[Block] = field(default_factory=list)
     """The row in logical order; evicted pages hold the null block."""
     idle_since_seconds: float = 0.0
@@ -49,7 +51,7 @@ class RetainedSession:
     @property
     def held_pages(self) -> list[int]:
         """Logical pages held, ascending."""
-        return [page for page, block in enumerate(self.blocks) if not block.is_null]
+        return held_pages(self.blocks)
 
 
 class Match(NamedTuple):
@@ -58,6 +60,18 @@ class Match(NamedTuple):
     session: RetainedSession
     tokens: int
     """Leading tokens of the prompt that need not be computed again."""
+    shared: int
+    """Leading tokens that prompt and history have in common; the last page of them may have to be computed."""
+
+    @property
+    def diverges(self) -> bool:
+        """Whether the prompt leaves out, or changes, tokens of the session's history."""
+        return self.shared < len(self.session.token_ids)
+
+    @property
+    def edits_prompt(self) -> bool:
+        """Whether it does so within what the last turn was asked, not only in what it answered."""
+        return self.shared < self.session.prompt_tokens - 1
 
 
 class SessionStore:
@@ -89,6 +103,9 @@ class SessionStore:
     def __iter__(self) -> Iterator[RetainedSession]:
         return iter(list(self._idle.values()))
 
+    def __contains__(self, session: object) -> bool:
+        return id(session) in self._idle
+
     def of(self, session_id: SessionId) -> list[RetainedSession]:
         """The idle slots of one session, least recently used first."""
         return [session for session in self._idle.values() if session.home == session_id]
@@ -104,9 +121,10 @@ class SessionStore:
         ids = np.asarray(prompt, dtype=np.int64)
         best: Match | None = None
         for session in self.of(session_id):
-            tokens = self._usable(session, common_prefix(session.token_ids, ids[:-1]))
+            shared = common_prefix(session.token_ids, ids[:-1])
+            tokens = self._usable(session, shared)
             if tokens >= max(least_tokens, 1) and (best is None or tokens >= best.tokens):
-                best = Match(session, tokens)
+                best = Match(session, tokens, shared)
         return best
 
     def _usable(self, session: RetainedSession, shared: int) -> int:

@@ -9,29 +9,40 @@ by region is served without, counted and logged.
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from memdecay_adapters.engine.integrity import Block
+from memdecay_adapters.engine.admission import Admission
+from memdecay_adapters.engine.agent_tallies import AgentTallies
+from memdecay_adapters.engine.block_rows import Block
+from memdecay_adapters.engine.events import (
+    ADMISSION_REFUSALS,
+    ADMISSION_WAITS,
+    BYPASSES,
+    CONTINUED_TOKENS,
+    DIVERGENCES,
+    PREEMPTIONS,
+    TURNS,
+    CounterSpec,
+    EngineEvents,
+)
 from memdecay_adapters.engine.results import RetentionSummary
-from memdecay_adapters.engine.session_store import RetainedSession, SessionStore
+from memdecay_adapters.engine.session_store import RetainedSession, SessionStore, common_prefix
 from memdecay_adapters.engine.settings import EngineSettings
-from memdecay_adapters.engine.tracked_request import Request, TrackedRequest, summarise
-from memdecay_agents.budgets import budget_pages
-from memdecay_agents.errors import IntegrityError, MemDecayError, SpanError
+from memdecay_adapters.engine.tracked_request import Divergence, Request, TrackedRequest, summarise
+from memdecay_agents.errors import BudgetError, IntegrityError, MemDecayError, SpanError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.ledger import Ledger
 from memdecay_agents.policies import get_policy
 from memdecay_agents.session_state import SessionState
 from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span, clip
-
-logger = logging.getLogger(__name__)
 
 MAX_SUMMARIES = 1024
 """Summaries of ended requests that nobody has asked for yet."""
@@ -43,19 +54,20 @@ class SessionTurns:
     Args:
         settings: regions, policy, budgets; whether and how long sessions are kept.
         page_size_tokens: the block size of the engine's cache.
+        chunk_tokens: most tokens of one engine step.
+        pool_pages: usable pages of the pool.
     """
 
-    def __init__(self, settings: EngineSettings, page_size_tokens: int) -> None:
+    def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int, pool_pages: int) -> None:
         self.config = settings.config
         self.page_size_tokens = page_size_tokens
         self.policy = get_policy(self.config.policy, self.config)
         self.ledger = Ledger()
         self.sessions = SessionStore(page_size_tokens, settings.session_idle_seconds, settings.max_idle_sessions)
-        self.bypasses: Counter[str] = Counter()
-        """Requests served without regions, by reason."""
-        self.preemptions = 0
-        self.parked_sessions = 0
-        """Idle sessions given up because a running request needed their pages."""
+        self.chunk_pages = -(-chunk_tokens // page_size_tokens)
+        self.admission = Admission(pool_pages, self.chunk_pages)
+        self.events = EngineEvents()
+        self.agents = AgentTallies()
         self.free_blocks: Callable[[Sequence[Block]], None] = lambda blocks: None
         """Gives blocks back to the pool; bound to the cache manager."""
         self._keep_sessions = settings.keep_sessions
@@ -64,6 +76,7 @@ class SessionTurns:
         self._requests: dict[str, TrackedRequest] = {}
         self._holders: dict[SessionId, str] = {}
         self._evicted_since_step: dict[str, list[int]] = {}
+        self._numbers = itertools.count()
 
     def start(self, request: Request) -> None:
         """Read a request's hints; never raises on what they say."""
@@ -79,30 +92,35 @@ class SessionTurns:
                     remedy="Send base 0 with spans for the whole prompt; what a session holds is found here.",
                 )
         except MemDecayError as error:
-            self.bypasses[error.code] += 1
-            logger.warning("request %s is served without regions: %s", request.request_id, error)
+            self.events.note(
+                BYPASSES, error.code, level=logging.WARNING, request=request.request_id, detail=repr(str(error))
+            )
             return
         home = hints.session_id
         # No thread, or the session is held by a request that still runs: a session of this one turn.
         alone = not home.thread_id or home in self._holders
         if alone:
             home = home._replace(branch=f"{home.branch}~{request.request_id}")
-        tokens = self.config.default_budget_tokens if hints.budget_tokens is None else hints.budget_tokens
-        pages = budget_pages(tokens, self.page_size_tokens) if self.policy.evicts else None
+        budget = hints.agent_budget(self.config) if self.policy.evicts else None
         self._holders[home] = request.request_id
         self._requests[request.request_id] = TrackedRequest(
-            request, hints, home, retains=self._keep_sessions and not alone, budget_pages=pages
+            request,
+            hints,
+            home,
+            retains=self._keep_sessions and not alone,
+            budget=budget,
+            number=next(self._numbers),
         )
 
     def _hints_of(self, request: Request) -> RequestHints | None:
         extra_args = getattr(request.sampling_params, "extra_args", None)
         hints = RequestHints.from_extra_args(extra_args)
-        if hints is None and self.config.default_budget_tokens is not None:
+        if hints is None and self.config.budget_of("") is not None:
             # A request that names no regions still keeps to the default budget, as one user span.
             return RequestHints(spans=(Span(0, request.num_prompt_tokens, "user"),))
         return hints
 
-    def matched_tokens(self, request: Request, cached_tokens: int) -> int:
+    def matched_tokens(self, request: Request, cached_tokens: int) -> int | None:
         """Tokens beyond a prefix-cache hit that an idle session of the request would save; changes no session.
 
         A session that reaches as far as the hit is continued too: it knows what attention said of its tokens.
@@ -110,17 +128,81 @@ class SessionTurns:
         Args:
             request: not yet scheduled.
             cached_tokens: length of the prefix-cache hit.
+
+        Returns:
+            None: the request has to wait, for the guarantees of the running ones fill the pool.
         """
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return 0
-        tracked.match = None  # an earlier attempt's session may be gone by now
+        tracked.match = tracked.replaces = None  # an earlier attempt's session may be gone by now
+        if not self._admits(tracked):
+            return None
         if tracked.state is not None or not tracked.retains or request.skip_reading_prefix_cache:
             return 0  # vLLM ignores an answer to a request that reads no cache: it begins anew
         least = min(tracked.hints.spans[0].end, request.num_prompt_tokens - 1)
         match = self.sessions.match(tracked.home, request.prompt_token_ids, least)
-        tracked.match = match if match is not None and match.tokens >= cached_tokens else None
+        if match is None:
+            return 0
+        if match.edits_prompt and tracked.hints.rewind == "recompute":
+            tracked.replaces = match.session
+            return 0
+        tracked.match = match if match.tokens >= cached_tokens else None
         return tracked.match.tokens - cached_tokens if tracked.match is not None else 0
+
+    def _admits(self, tracked: TrackedRequest) -> bool:
+        request_id, page = tracked.request.request_id, self.page_size_tokens
+        waited_before = self.admission.is_waiting(request_id)
+        pages = tracked.reserved_pages(page)
+        if self.admission.admit(request_id, pages, tracked.number, guaranteed=tracked.budget is not None):
+            return True
+        if not waited_before:
+            self.events.note(
+                ADMISSION_WAITS,
+                tracked.hints.agent,
+                request=request_id,
+                guaranteed_pages=pages,
+                reserved_pages=self.admission.reserved_pages,
+                limit_pages=self.admission.limit_pages,
+            )
+        return False
+
+    def check_admission(self, hints: RequestHints, most_tokens: int) -> None:
+        """Refuse a request whose guarantee does not fit now, for ``admission="refuse"``.
+
+        Args:
+            hints: of the request.
+            most_tokens: the longest that it can become.
+
+        Raises:
+            BudgetError: the guarantees of the running requests leave too little of the pool.
+        """
+        budget = hints.agent_budget(self.config) if self.policy.evicts else None
+        if budget is None:
+            return
+        pages = min(budget.guarantee // self.page_size_tokens, -(-most_tokens // self.page_size_tokens))
+        waiting = [
+            tracked.reserved_pages(self.page_size_tokens)
+            for request_id, tracked in self._requests.items()
+            if not self.admission.is_admitted(request_id)
+        ]
+        if self.admission.fits(pages + sum(waiting)):
+            return
+        self.events.note(
+            ADMISSION_REFUSALS,
+            hints.agent,
+            level=logging.WARNING,
+            guaranteed_pages=pages,
+            reserved_pages=self.admission.reserved_pages + sum(waiting),
+            limit_pages=self.admission.limit_pages,
+        )
+        raise BudgetError(
+            where=f"agent '{hints.agent}'",
+            rule=f"its guarantee of {pages} pages does not fit: running agents are guaranteed "
+            f"{self.admission.reserved_pages + sum(waiting)} of the {self.admission.limit_pages} pages that can be",
+            remedy="Send it again when another has ended, lower the guarantees, give the engine more memory, or "
+            'start it with admission="wait".',
+        )
 
     def continue_session(self, request_id: str) -> RetainedSession:
         """The request takes over the idle session that it matched, rewound to the shared prefix."""
@@ -132,6 +214,8 @@ class SessionTurns:
                 rule="the scheduler continues a session that was not matched",
                 remedy="This is a fault of the engine, not of your request: please report it.",
             )
+        if match.diverges:
+            self._note_divergence(tracked, match.session, match.shared, "rewound")
         retained = self.sessions.take(match.session)
         state, hints = retained.state, tracked.hints
         rest = clip(hints.spans, match.tokens, tracked.request.num_prompt_tokens)
@@ -141,18 +225,55 @@ class SessionTurns:
         state.tokens.relabel(clip(hints.spans, 0, match.tokens))
         tracked.state, tracked.match, tracked.continued_tokens = state, None, match.tokens
         tracked.clean_pages = retained.clean_pages
+        self.events.count(CONTINUED_TOKENS, state.agent, by=match.tokens)
         return retained
+
+    def _note_divergence(self, tracked: TrackedRequest, session: RetainedSession, token: int, outcome: str) -> None:
+        tokens = session.state.tokens
+        region = tokens.table.names[int(tokens.region[token])]
+        tracked.divergence = Divergence(token, region, len(session.token_ids) - token)
+        self.events.note(
+            DIVERGENCES,
+            tracked.hints.agent,
+            region,
+            outcome,
+            request=tracked.request.request_id,
+            session=session.state.key,
+            token=token,
+            dropped_tokens=tracked.divergence.dropped_tokens,
+        )
 
     def _state_of(self, tracked: TrackedRequest) -> SessionState:
         """The request's state; a request that continues nothing begins anew here, at its first pages."""
         if tracked.state is None:
             own_id = tracked.home
+            if tracked.replaces is not None and tracked.replaces in self.sessions:
+                self._drop_edited(tracked, tracked.replaces)
+            elif tracked.retains:
+                self._note_unrelated(tracked)
             if tracked.retains:
                 own_id, makes_way = self.sessions.slot_for(tracked.home)
                 if makes_way is not None:
                     self.release([makes_way])
             tracked.state = self._new_state(tracked, own_id)
         return tracked.state
+
+    def _drop_edited(self, tracked: TrackedRequest, session: RetainedSession) -> None:
+        """The history was edited and is to be computed anew: the session that holds the old one goes."""
+        shared = common_prefix(session.token_ids, np.asarray(tracked.request.prompt_token_ids, dtype=np.int64))
+        self._note_divergence(tracked, session, shared, "recomputed")
+        self.release([self.sessions.take(session)])
+        tracked.replaces = None
+
+    def _note_unrelated(self, tracked: TrackedRequest) -> None:
+        """The session's slots hold other prompts: say where the newest of them differs."""
+        slots = self.sessions.of(tracked.home)
+        if not slots:
+            return
+        ids = np.asarray(tracked.request.prompt_token_ids, dtype=np.int64)
+        shared = common_prefix(slots[-1].token_ids, ids)
+        if shared < min(len(slots[-1].token_ids), len(ids)):
+            self._note_divergence(tracked, slots[-1], shared, "unrelated")
 
     def _new_state(self, tracked: TrackedRequest, session_id: SessionId) -> SessionState:
         state = SessionState(
@@ -172,6 +293,12 @@ class SessionTurns:
             self.free_blocks(session.blocks)
             session.state.close()
 
+    def give_up(self, sessions: Sequence[RetainedSession], event: CounterSpec) -> None:
+        """Give up idle sessions that were taken from the store, and say why."""
+        for session in sessions:
+            self.events.note(event, session.state.agent, session=session.state.key, pages=len(session.held_pages))
+        self.release(sessions)
+
     def prefix_hit(self, request_id: str, hit_tokens: int) -> None:
         """A request starts on a cached prefix: these positions exist without having been computed here."""
         tracked = self._requests.get(request_id)
@@ -187,8 +314,9 @@ class SessionTurns:
         retained = self._retiring.pop(request_id, None)
         tracked = self._requests.get(request_id)
         if tracked is not None and tracked.state is not None:
-            self.preemptions += 1
-            tracked.clean_pages = None
+            self.events.note(PREEMPTIONS, tracked.hints.agent, level=logging.WARNING, request=request_id)
+            self.admission.release(request_id)
+            tracked.clean_pages, tracked.in_worker = None, False
             tracked.state.reset_cache()
         return retained
 
@@ -198,19 +326,29 @@ class SessionTurns:
         tracked = self._requests.pop(request_id, None)
         if tracked is None:
             return None
+        self.admission.release(request_id)
         self._holders.pop(tracked.home, None)
         state = tracked.state or self._new_state(tracked, tracked.home)  # it may never have been scheduled
         summary = summarise(tracked, state, self.page_size_tokens)
         self._summaries[request_id] = summary
+        self.events.count(TURNS, summary.agent)
+        self.agents.add(summary)
         if len(self._summaries) > MAX_SUMMARIES:
             self._summaries.popitem(last=False)
         computed = state.tokens.computed_tokens
         if tracked.retains and computed:
             token_ids = np.asarray(tracked.request.all_token_ids[:computed], dtype=np.int64)
-            self._retiring[request_id] = RetainedSession(tracked.home, state, token_ids, tracked.clean_pages, 0)
+            self._retiring[request_id] = RetainedSession(
+                tracked.home, state, token_ids, tracked.clean_pages, 0, tracked.request.num_prompt_tokens
+            )
         elif tracked.state is not None:
             state.close()
         return asdict(summary)
+
+    def session_of(self, request_id: str) -> RetainedSession | None:
+        """The idle session that the request is about to continue."""
+        tracked = self._requests.get(request_id)
+        return tracked.match.session if tracked is not None and tracked.match is not None else None
 
     def matched_row_pages(self, request_id: str) -> int:
         """Length of the row that the request would take over from an idle session; 0: none."""
@@ -218,18 +356,6 @@ class SessionTurns:
         if tracked is None or tracked.match is None:
             return 0
         return -(-tracked.match.tokens // self.page_size_tokens)
-
-    def park_oldest(self, request_id: str) -> bool:
-        """Give up the least recently used idle session for a request that needs room; False: there is none."""
-        tracked = self._requests.get(request_id)
-        spared = tracked.match.session if tracked is not None and tracked.match is not None else None
-        oldest = self.sessions.oldest(spared)
-        if oldest is None:
-            return False
-        self.parked_sessions += 1
-        logger.info("session %s is parked: its pages are needed", oldest.state.key)
-        self.release([oldest])
-        return True
 
     def close_sessions(self, tenant: str | None = None, thread_id: str | None = None) -> int:
         """Give up idle sessions, and do not keep running ones, of a tenant and thread (None: any).

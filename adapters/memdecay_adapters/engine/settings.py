@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,6 +31,9 @@ class EngineSettings(BaseModel):
 
     max_idle_sessions: int = Field(default=256, ge=1)
     """Idle sessions kept at most; the least recently used goes first."""
+
+    admission: Literal["wait", "refuse"] = "wait"
+    """What happens to a request whose guarantee does not fit beside those of the running ones."""
 
     check_integrity: bool = False
     """Check the block pool and every block-table row at each step (tests, debugging): a live row that

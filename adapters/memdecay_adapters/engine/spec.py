@@ -21,18 +21,18 @@ class MemDecaySpec(FullAttentionSpec):
     """A full-attention cache whose requests may hold fewer pages than their length."""
 
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
-        """Bytes that one request of maximal length can occupy: its budget and one prefill chunk.
+        """Bytes that one request of maximal length must have: its guaranteed budget and one prefill chunk.
 
         vLLM refuses to start when this does not fit the pool; under a default budget a prompt larger
         than the pool is served all the same.
         """
         full = int(super().max_memory_usage_bytes(vllm_config))
         config = EngineSettings.from_vllm_config(vllm_config).config
-        budget_tokens = config.default_budget_tokens
-        if budget_tokens is None or not get_policy(config.policy, config).evicts:
+        budget = config.budget_of("")
+        if budget is None or not get_policy(config.policy, config).evicts:
             return full
         chunk_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        pages = budget_tokens // self.block_size + cdiv(chunk_tokens, self.block_size) + 1
+        pages = budget.guarantee // self.block_size + cdiv(chunk_tokens, self.block_size) + 1
         return min(full, pages * self.page_size_bytes)
 
 

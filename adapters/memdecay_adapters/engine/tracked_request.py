@@ -6,12 +6,13 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from memdecay_adapters.engine.results import RetentionSummary
-from memdecay_adapters.engine.session_store import Match
+from memdecay_adapters.engine.session_store import Match, RetainedSession
+from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.pages import build_page_view
@@ -39,6 +40,17 @@ class Request(Protocol):
         """Whether it has ended."""
 
 
+class Divergence(NamedTuple):
+    """A prompt that is not an extension of the session's history."""
+
+    token: int
+    """Index of the first token that differs."""
+    region: str
+    """Region that this token of the history had."""
+    dropped_tokens: int
+    """Tokens of the history from there on."""
+
+
 @dataclass
 class TrackedRequest:
     """What the controller remembers of a request beside its session."""
@@ -49,13 +61,22 @@ class TrackedRequest:
     """The session that the request belongs to; its state's id may name another slot of it."""
     retains: bool
     """Whether its pages are kept for the session's next turn."""
-    budget_pages: int | None
+    budget: AgentBudget | None
+    """None: no limit."""
+    number: int = 0
+    """The order of arrival."""
     state: SessionState | None = None
     """None until the request's first pages are allocated: then it continues an idle session or begins anew."""
     match: Match | None = None
     """The idle session that it will continue if it is scheduled now."""
     continued_tokens: int = 0
     """Leading tokens of the prompt that were in the session's cache."""
+    replaces: RetainedSession | None = None
+    """The idle session that an edited history makes useless (``rewind="recompute"``)."""
+    divergence: Divergence | None = None
+    """Where the prompt departs from the session's history."""
+    in_worker: bool = False
+    """Whether the worker knows its row: it was scheduled in an earlier step and not preempted since."""
     clean_pages: int | None = None
     """Pages that saw the whole context, hence may be published; None: nothing was evicted yet."""
     peak_pages_prefill: int = 0
@@ -94,12 +115,26 @@ class TrackedRequest:
         self._unobserved_steps = 0
         return 1
 
+    def most_pages(self, page_size_tokens: int) -> int:
+        """Pages of the longest that the request can become."""
+        return -(-(self.request.num_prompt_tokens + self.request.max_tokens) // page_size_tokens)
+
+    def reserved_pages(self, page_size_tokens: int) -> int:
+        """What is reserved while it runs: its guarantee, or without a budget what its tokens take so far."""
+        if self.budget is None:
+            return -(-self.request.num_tokens // page_size_tokens)
+        return min(self.budget.guarantee // page_size_tokens, self.most_pages(page_size_tokens))
+
     def _may_bind(self, page_size_tokens: int) -> bool:
         """A session that lives on may be over its budget in a later turn, a single request only in this one."""
-        if self.budget_pages is None:
+        if self.budget is None:
             return False
         longest = self.request.num_prompt_tokens + self.request.max_tokens
-        return self.retains or -(-longest // page_size_tokens) > self.budget_pages
+        return (
+            self.retains
+            or self.budget.kind == "share"
+            or self.most_pages(page_size_tokens) > self.budget.limit(longest) // page_size_tokens
+        )
 
 
 def summarise(tracked: TrackedRequest, state: SessionState, page_size_tokens: int) -> RetentionSummary:
@@ -119,7 +154,11 @@ def summarise(tracked: TrackedRequest, state: SessionState, page_size_tokens: in
         policy=state.policy.name,
         page_size_tokens=page_size_tokens,
         budget_pages=state.budget_pages,
+        guaranteed_pages=state.guaranteed_pages,
+        budget_bound=state.budget_bound,
         continued_tokens=tracked.continued_tokens,
+        rewound_tokens=tracked.divergence.dropped_tokens if tracked.divergence is not None else 0,
+        divergent_region=tracked.divergence.region if tracked.divergence is not None else None,
         pages_held=len(held),
         pages_total=total_pages,
         peak_pages_prefill=tracked.peak_pages_prefill,

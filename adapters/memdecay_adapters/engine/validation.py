@@ -76,9 +76,9 @@ def _check_pool(hints: RequestHints, most_tokens: int, config: MemDecayConfig, p
     """Refuse a request that could never get its pages: it would wait for ever, and others behind it."""
     page = config.page_size_tokens
     needed = -(-most_tokens // page)
-    budget_tokens = config.default_budget_tokens if hints.budget_tokens is None else hints.budget_tokens
-    if budget_tokens is not None and config.policy != "full":
-        needed = min(needed, budget_tokens // page + pool.chunk_pages + 1)
+    budget = hints.agent_budget(config)
+    if budget is not None and config.policy != "full":
+        needed = min(needed, budget.guarantee // page + pool.chunk_pages + 1)
     if needed > pool.total_pages:
         raise BudgetError(
             where=f"agent '{hints.agent}'",

@@ -1,0 +1,116 @@
+"""What an operator must be able to see: each event is a counter and one structured log line.
+
+The counters are plain numbers here, in the scheduler's process; `metrics` shows them to Prometheus. A log line says
+the same in ``key=value`` pairs, and carries them as ``record.memdecay`` for handlers that write JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+logger = logging.getLogger("memdecay.engine")
+
+MAX_LABEL_VALUES = 200
+"""Different agents that are counted by name; further ones are counted together, as "(other)"."""
+
+
+class CounterSpec(NamedTuple):
+    """One counter's name, unit included, what it counts, and its labels."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+EVICTED_PAGES = CounterSpec(
+    "memdecay_evicted_pages", "Pages that left the cache of a live session.", ("agent", "region", "reason")
+)
+BYPASSES = CounterSpec(
+    "memdecay_bypassed_requests", "Requests or measurements served without regions, by reason.", ("reason",)
+)
+CONTINUED_TOKENS = CounterSpec(
+    "memdecay_continued_tokens", "Prompt tokens found in a session's own cache and not computed again.", ("agent",)
+)
+DIVERGENCES = CounterSpec(
+    "memdecay_divergences",
+    "Turns whose prompt departs from the session's history, by the region of the first changed token.",
+    ("agent", "region", "outcome"),
+)
+ADMISSION_WAITS = CounterSpec(
+    "memdecay_admission_waits", "Requests that had to wait because guarantees filled the pool.", ("agent",)
+)
+ADMISSION_REFUSALS = CounterSpec(
+    "memdecay_refused_admissions", "Requests refused because guarantees filled the pool.", ("agent",)
+)
+SHRUNK_PAGES = CounterSpec(
+    "memdecay_shrunk_pages", "Pages taken back under pool pressure, from idle or running sessions.", ("agent", "state")
+)
+PARKED_SESSIONS = CounterSpec(
+    "memdecay_parked_sessions", "Idle sessions given up because a running request needed their pages.", ("agent",)
+)
+EXPIRED_SESSIONS = CounterSpec("memdecay_expired_sessions", "Idle sessions given up by age or number.", ("agent",))
+PREEMPTIONS = CounterSpec("memdecay_preemptions", "Requests that lost their pages to others.", ("agent",))
+SHORTFALLS = CounterSpec(
+    "memdecay_budget_shortfalls", "Plans that missed a budget: what is over it is pinned or protected.", ("agent",)
+)
+TURNS = CounterSpec("memdecay_turns", "Requests with regions that ended.", ("agent",))
+UNBOUND_BUDGETS = CounterSpec(
+    "memdecay_unbound_budgets", "Agents whose budget never asked for an eviction, found at shut-down.", ("agent",)
+)
+
+COUNTERS: Mapping[str, CounterSpec] = {
+    spec.name: spec
+    for spec in (
+        EVICTED_PAGES, BYPASSES, CONTINUED_TOKENS, DIVERGENCES, ADMISSION_WAITS, ADMISSION_REFUSALS, SHRUNK_PAGES,
+        PARKED_SESSIONS, EXPIRED_SESSIONS, PREEMPTIONS, SHORTFALLS, TURNS, UNBOUND_BUDGETS,
+    )
+}  # fmt: skip
+"""All counters by name."""
+
+
+class EngineEvents:
+    """Counts since start. Owned by the scheduler's thread."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[tuple[str, ...]]] = {name: Counter() for name in COUNTERS}
+        self._agents: set[str] = set()
+
+    def count(self, spec: CounterSpec, *labels: str, by: int = 1) -> None:
+        """Add to a counter; labels in the order of its specification."""
+        self._counts[spec.name][tuple(self._bounded(spec, labels))] += by
+
+    def note(self, spec: CounterSpec, *labels: str, by: int = 1, level: int = logging.INFO, **fields: object) -> None:
+        """Add to a counter and write a log line with the labels and further fields."""
+        self.count(spec, *labels, by=by)
+        if logger.isEnabledFor(level):
+            pairs = {**dict(zip(spec.labels, labels, strict=True)), **fields}
+            event = spec.name.removeprefix("memdecay_")
+            line = " ".join(f"{key}={value}" for key, value in pairs.items())
+            logger.log(level, "event=%s count=%d %s", event, by, line, extra={"memdecay": {"event": event, **pairs}})
+
+    def total(self, spec: CounterSpec) -> int:
+        """A counter over all labels."""
+        return self._counts[spec.name].total()
+
+    def of(self, spec: CounterSpec) -> Counter[tuple[str, ...]]:
+        """A copy of a counter, by label values."""
+        return Counter(self._counts[spec.name])
+
+    def __iter__(self) -> Iterator[tuple[CounterSpec, tuple[str, ...], int]]:
+        """Every counter that is above zero: specification, label values, count."""
+        for name, counts in self._counts.items():
+            for labels, count in counts.items():
+                yield COUNTERS[name], labels, count
+
+    def _bounded(self, spec: CounterSpec, labels: tuple[str, ...]) -> Iterator[str]:
+        for name, value in zip(spec.labels, labels, strict=True):
+            if name != "agent" or value in self._agents:
+                yield value
+            elif len(self._agents) < MAX_LABEL_VALUES:
+                self._agents.add(value)
+                yield value
+            else:
+                yield "(other)"

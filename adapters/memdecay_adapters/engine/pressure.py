@@ -1,0 +1,174 @@
+"""Room for a running request, taken where it hurts least.
+
+    1  idle sessions are shrunk to their guarantees, the lowest page scores of all of them first
+    2  idle sessions are parked: given up and prefilled again at their next turn, the longest idle first
+    3  running requests above what they are entitled to are brought down, the one furthest above first
+    4  shares of the pool are brought down to their guarantees
+
+Then vLLM preempts. Pinned and protected pages of a running request are never taken, and a session without a budget
+is never shrunk: its owner asked for everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from memdecay_adapters.engine.block_rows import Block, held_pages
+from memdecay_adapters.engine.controller import EvictionController
+from memdecay_adapters.engine.events import PARKED_SESSIONS, SHRUNK_PAGES
+from memdecay_adapters.engine.session_store import RetainedSession
+from memdecay_agents.ledger import EvictionReason
+from memdecay_agents.selection import EvictionPlan
+
+
+class PageCache(Protocol):
+    """The part of the cache manager that is needed here."""
+
+    def free_page_count(self) -> int:
+        """Free or reclaimable pages."""
+
+    def row(self, request_id: str) -> list[Block]:
+        """A running request's row."""
+
+    def drop_pages(self, row: list[Block], pages: Sequence[int]) -> None:
+        """Null entries of a row and free their blocks."""
+
+
+class PoolPressure:
+    """Makes room in one pool. Owned by the scheduler's thread.
+
+    Args:
+        controller: plans and books.
+        cache: frees.
+    """
+
+    def __init__(self, controller: EvictionController, cache: PageCache) -> None:
+        self._controller = controller
+        self._cache = cache
+
+    def make_room(self, request_id: str, needed_pages: int) -> None:
+        """Free pages until ``needed_pages`` are free, or nothing more may be taken.
+
+        Args:
+            request_id: who needs them; the idle session that it is about to continue is spared.
+            needed_pages: how many it needs.
+        """
+
+        def short() -> int:
+            return needed_pages - self._cache.free_page_count()
+
+        steps: tuple[Callable[[int], bool], ...] = (
+            lambda pages: self._shrink_idle(pages, self._controller.session_of(request_id)),
+            lambda pages: self._park(self._controller.session_of(request_id)),
+            lambda pages: self._shrink_running(pages, self._controller.entitled_pages),
+            lambda pages: self._shrink_running(pages, self._controller.guaranteed_pages),
+        )
+        for step in steps:
+            while (pages := short()) > 0 and step(pages):
+                pass
+
+    def _shrink_idle(self, pages: int, spared: RetainedSession | None) -> bool:
+        """Take at least ``pages`` from idle sessions above their guarantees; False: there was nothing to take.
+
+        A whole chunk is taken at once: planning looks at every page, and the next request for room is near.
+        """
+        candidates: list[tuple[RetainedSession, EvictionPlan]] = []
+        for session in self._controller.sessions:
+            guaranteed = session.state.guaranteed_pages
+            held = session.held_pages
+            if session is spared or guaranteed is None or len(held) <= guaranteed:
+                continue
+            plan = session.state.plan(len(session.token_ids), held, pages_to_free=len(held) - guaranteed)
+            candidates.append((session, plan))
+        wanted = max(pages, self._controller.chunk_pages)
+        taken = lowest_first([[plan.scores[page] for page in plan.pages] for _, plan in candidates], wanted)
+        for (session, plan), count in zip(candidates, taken, strict=True):
+            if count:
+                head = dataclasses.replace(plan, pages=plan.pages[:count])
+                freed = self._controller.book_idle(session, head, EvictionReason.pool_pressure)
+                self._cache.drop_pages(session.blocks, freed)
+                self._note_shrunk(session.state.agent, "idle", session.state.key, count)
+        return any(taken)
+
+    def _park(self, spared: RetainedSession | None) -> bool:
+        oldest = self._controller.sessions.oldest(spared)
+        if oldest is None:
+            return False
+        self._controller.give_up([oldest], PARKED_SESSIONS)
+        return True
+
+    def _shrink_running(self, pages: int, floor_of: Callable[[str], int | None]) -> bool:
+        """Take ``pages`` from running requests above a floor; False: there was nothing to take."""
+        rows = {request_id: self._cache.row(request_id) for request_id, _, _ in self._controller.running()}
+        floors = {request_id: floor_of(request_id) for request_id in rows}
+        taken = 0
+        while taken < pages:
+            surplus = {
+                request_id: len(held_pages(rows[request_id])) - floor
+                for request_id, floor in floors.items()
+                if floor is not None
+            }
+            wanted = furthest_first(surplus, pages - taken)
+            if not wanted:
+                break
+            for request_id, count in wanted.items():
+                freed = self._shrink_one(request_id, rows[request_id], count)
+                taken += freed
+                if freed < count:
+                    floors[request_id] = None  # what it has left is pinned or protected
+        return taken > 0
+
+    def _shrink_one(self, request_id: str, row: list[Block], count: int) -> int:
+        tracked, state = next((t, s) for name, t, s in self._controller.running() if name == request_id)
+        processed = tracked.request.num_computed_tokens
+        plan = state.plan(processed, held_pages(row), pages_to_free=count)
+        freed = self._controller.book(request_id, plan, processed, EvictionReason.pool_pressure)
+        self._cache.drop_pages(row, freed)
+        if freed:
+            self._note_shrunk(state.agent, "running", state.key, len(freed))
+        return len(freed)
+
+    def _note_shrunk(self, agent: str, kind: str, session: str, pages: int) -> None:
+        self._controller.events.note(SHRUNK_PAGES, agent, kind, by=pages, session=session)
+
+
+def lowest_first(scores: Sequence[Sequence[float]], wanted: int) -> list[int]:
+    """How many of each list's head to take, so that ``wanted`` are taken, always the lowest of all heads.
+
+    Args:
+        scores: page scores of each session, in the order in which its pages would go.
+        wanted: how many to take; all where there are fewer.
+    """
+    heap = [(list_of[0], at) for at, list_of in enumerate(scores) if list_of]
+    heapq.heapify(heap)
+    taken = [0] * len(scores)
+    while heap and wanted > 0:
+        _, at = heapq.heappop(heap)
+        taken[at] += 1
+        wanted -= 1
+        if taken[at] < len(scores[at]):
+            heapq.heappush(heap, (scores[at][taken[at]], at))
+    return taken
+
+
+def furthest_first(surplus: dict[str, int], wanted: int) -> Counter[str]:
+    """How many pages to take from each so that the largest surplus comes down first.
+
+    Args:
+        surplus: pages above what each may keep.
+        wanted: how many to take; all of the surplus where it is less.
+    """
+    heap = [(-pages, at, name) for at, (name, pages) in enumerate(surplus.items()) if pages > 0]
+    heapq.heapify(heap)
+    taken: Counter[str] = Counter()
+    while heap and wanted > 0:
+        above, at, name = heapq.heappop(heap)
+        taken[name] += 1
+        wanted -= 1
+        if above + 1 < 0:
+            heapq.heappush(heap, (above + 1, at, name))
+    return taken
