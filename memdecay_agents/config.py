@@ -194,14 +194,19 @@ class MemDecayConfig(BaseModel):
         """A configuration for a policy by name, with the clock that the policy needs."""
         return cls.paper(**overrides) if policy == "paper" else cls(**{"policy": policy, **overrides})
 
-    def with_default_budget(self, budget_tokens: int) -> MemDecayConfig:
-        """The same configuration with a default budget; what was set explicitly stays known as such.
+    def with_default_budget(self, budget: Any) -> MemDecayConfig:
+        """The same configuration with a default budget for all agents that it names none for.
+
+        Args:
+            budget: a number of tokens, or a budget. What was set explicitly stays known as such.
 
         Raises:
-            ConfigError: less than one page.
+            ConfigError: less than one page, or no budget.
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        return MemDecayConfig(**{**given, "default_budget_tokens": budget_tokens})
+        if isinstance(budget, int):
+            return MemDecayConfig(**{**given, "default_budget_tokens": budget})
+        return MemDecayConfig(**{**given, "agent_budgets": {**self.agent_budgets, "*": budget}})
 
     def budget_of(self, agent: str) -> AgentBudget | None:
         """The budget of an agent whose request brings none; None: no limit."""

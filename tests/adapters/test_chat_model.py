@@ -21,8 +21,8 @@ from memdecay_adapters.langchain.chat_model import ChatMemDecay
 from memdecay_adapters.langchain.tags import mark, tag
 from memdecay_adapters.langchain.warn import MemDecayWarning, reset_warnings
 from memdecay_adapters.langgraph import wrap
-from memdecay_agents import MemDecayConfig
-from memdecay_agents.errors import ConfigError, RegionError, TagError, UnsupportedError
+from memdecay_agents import ContextFraction, FixedBudget, MemDecayConfig, PoolShare
+from memdecay_agents.errors import BudgetError, ConfigError, RegionError, TagError, UnsupportedError
 from tests.adapters.fake_engine import FakeEngine
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
@@ -348,7 +348,8 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_engine(fake: FakeEngin
     ("call", "kind", "says"),
     [
         ({"budgett": 3}, ConfigError, "'budgett'.*budget"),
-        ({"budget": 0}, ConfigError, "budget_tokens"),
+        ({"budget": 0}, ConfigError, "'budget'.*FixedBudget.tokens.*greater than 0"),
+        ({"budget": {"kind": "share"}}, ConfigError, "'budget'.*guaranteed_tokens"),
         ({"pin": ["sytem"]}, RegionError, "'sytem'.*system"),
         ({"output_region": "plam"}, RegionError, "'plam'"),
         ({"temperature": -1.0}, ConfigError, "temperature"),
@@ -366,7 +367,7 @@ def test_bad_keywords(fake: FakeEngine, call: dict[str, Any], kind: type[Excepti
 def test_bad_fields_and_tools(fake: FakeEngine) -> None:
     with pytest.raises(RegionError, match="'sytem'"):
         ChatMemDecay(pin=["sytem"])
-    with pytest.raises(ConfigError, match="budgets"):
+    with pytest.raises(BudgetError, match="budgets"):
         ChatMemDecay(budgets={"a": 0})
     with pytest.raises(ConfigError, match="engine_args"):
         ChatMemDecay(engine=fake, engine_args={"dtype": "float32"})
@@ -456,3 +457,23 @@ def test_tags_that_cannot_be_used_are_refused_or_inferred_as_the_user_wants(
     with pytest.warns(MemDecayWarning):
         ChatMemDecay(engine=fake, tag_errors="infer").invoke([message])
     assert {span.region for span in fake.hints.spans} <= {"system", "user", "scratchpad"}
+
+
+def test_budgets_that_are_no_number_reach_the_engine_from_call_map_and_graph(fake: FakeEngine) -> None:
+    share = PoolShare(weight=2.0, guaranteed_tokens=64)
+    fraction = ContextFraction(fraction=0.5, floor_tokens=64)
+    model = ChatMemDecay(engine=fake, default_budget={"kind": "share", "weight": 2.0, "guaranteed_tokens": 64})
+    model.invoke("hello")
+    assert (fake.hints.budget, fake.hints.budget_tokens) == (share, None)
+    model.invoke("hello", budget=fraction)
+    assert (fake.hints.budget, fake.hints.budget_tokens) == (fraction, None)
+    model.invoke("hello", budget=256)
+    assert (fake.hints.budget, fake.hints.budget_tokens) == (None, 256)
+    by_agent = ChatMemDecay(engine=fake, budgets={"*": FixedBudget(tokens=256, guaranteed_tokens=64)})
+    by_agent.invoke("hello")
+    assert fake.hints.budget == FixedBudget(tokens=256, guaranteed_tokens=64)
+
+
+def test_rewind_reaches_the_engine(fake: FakeEngine) -> None:
+    ChatMemDecay(engine=fake, rewind="recompute").invoke("hello")
+    assert fake.hints.rewind == "recompute"

@@ -31,6 +31,7 @@ from memdecay_adapters.langgraph.metadata import (
     settings_from_metadata,
 )
 from memdecay_adapters.langgraph.stamp import known_messages, stamp_output
+from memdecay_agents import FixedBudget
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, RegionError
 
@@ -170,7 +171,7 @@ def test_settings_reach_the_chat_model_inside_the_node(is_async: bool) -> None:
     assert metadata["langgraph_node"] == "planner"
     assert metadata["thread_id"] == "t1"
     assert settings_from_metadata(metadata) == NodeSettings(
-        agent="boss", pin=("system", "plan"), budget_tokens=4096, output_region="plan"
+        agent="boss", pin=("system", "plan"), budget=FixedBudget(tokens=4096), output_region="plan"
     )
     assert regions(result) == [None, "plan"]
 
@@ -188,7 +189,7 @@ def test_subgraph_settings_extend_the_outer_ones_and_inherited_messages_are_not_
         model.seen.clear()
         assert regions(graph.invoke({"messages": "hi"})) == [None, "plan"]
         found = settings_from_metadata(model.seen[0])
-        assert (found.agent, found.budget_tokens, found.pin) == ("boss", 64, ("system", "plan"))
+        assert (found.agent, found.budget, found.pin) == ("boss", FixedBudget(tokens=64), ("system", "plan"))
 
 
 def test_create_agent_as_a_node_and_wrapped_itself() -> None:
@@ -203,7 +204,7 @@ def test_create_agent_as_a_node_and_wrapped_itself() -> None:
     result = wrapped.invoke({"messages": "hi"})
     assert regions(result) == [None, "plan"]
     found = settings_from_metadata(model.seen[0])
-    assert (found.budget_tokens, found.pin) == (512, ("system",))
+    assert (found.budget, found.pin) == (FixedBudget(tokens=512), ("system",))
     assert model.seen[0]["lc_agent_name"] == "worker"
 
 
@@ -280,7 +281,7 @@ def test_metadata_in_the_graph_definition_needs_no_wrap() -> None:
     builder.add_node("a", lambda s: {"messages": [model.invoke("x")]}, metadata=node_metadata)
     builder.add_edge(START, "a")
     builder.compile().invoke({"messages": "hi"})
-    assert settings_from_metadata(model.seen[0]) == NodeSettings(pin=("system",), budget_tokens=128)
+    assert settings_from_metadata(model.seen[0]) == NodeSettings(pin=("system",), budget=FixedBudget(tokens=128))
     wrapped = wrap(builder, {"a": {"budget": 256}}, pin=["user"], budget=9)
     assert wrapped.nodes["a"].metadata == {"memdecay": {"pin": ["system"], "budget_tokens": 256}, "mine": 1}
 
@@ -291,7 +292,7 @@ def test_with_config_metadata_beats_node_metadata() -> None:
     graph = wrap(one_node(lambda s: {"messages": [bound.invoke("x")]}), PLAN).compile()
     graph.invoke({"messages": "hi"})
     assert settings_from_metadata(model.seen[0]) == NodeSettings(
-        agent="boss", pin=("system", "plan"), budget_tokens=7, output_region="plan"
+        agent="boss", pin=("system", "plan"), budget=FixedBudget(tokens=7), output_region="plan"
     )
 
 
@@ -305,8 +306,8 @@ def test_memdecay_state_graph() -> None:
     ).add_edge(START, "planner")  # fmt: skip
     assert regions(builder.compile().invoke({"messages": "hi"})) == [None, "plan"]
     found = settings_from_metadata(model.seen[0])
-    assert found.has("budget_tokens")
-    assert found.budget_tokens is None
+    assert found.has("budget")
+    assert found.budget is None
     with pytest.raises(RegionError, match=r"node 'sync_node'.*'plam'.*plan"):
         builder.add_node(sync_node, output_region="plam")
     assert "sync_node" not in builder.nodes
@@ -323,8 +324,8 @@ def test_memdecay_state_graph() -> None:
         ({"plannner": {"budget": 1}}, ConfigError, ["'plannner'", "'planner'"]),
         ({"__start__": {"budget": 1}}, ConfigError, ["langgraph's own"]),
         ({"planner": {"budgett": 1}}, ConfigError, ["node 'planner'", "'budgett'", "budget_tokens"]),
-        ({"planner": {"budget": 0}}, ConfigError, ["node 'planner'", "budget_tokens", "greater"]),
-        ({"planner": {"budget": True}}, ConfigError, ["node 'planner'", "budget_tokens"]),
+        ({"planner": {"budget": 0}}, ConfigError, ["node 'planner'", "budget", "greater"]),
+        ({"planner": {"budget": True}}, ConfigError, ["node 'planner'", "no budget"]),
         ({"planner": {"budget": "4k"}}, ConfigError, ["node 'planner'", "'4k'"]),
         ({"planner": {"budget": 1, "budget_tokens": 2}}, ConfigError, ["given twice"]),
         ({"planner": {"pin": [1]}}, ConfigError, ["node 'planner'", "pin"]),

@@ -66,7 +66,7 @@ def test_an_edit_rewinds_to_where_the_histories_part_and_names_the_region(agent,
     assert at - 16 < retention.continued_tokens <= at
     assert divergences(agent) - before == {("agent", region, "rewound"): 1}
     kept_gone = [  # what is computed from the parting on sees none of the pages that were gone by then
-        entry._replace(computed_tokens=min(entry.computed_tokens, retention.continued_tokens))
+        entry.model_copy(update={"computed_tokens": min(entry.computed_tokens, retention.continued_tokens)})
         for entry in agent.ledger().entries(request_id=first.retention.request_id)
         if entry.token_start < retention.continued_tokens
     ]

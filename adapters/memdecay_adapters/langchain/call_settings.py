@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.runnables.config import var_child_runnable_config
 
@@ -21,6 +21,7 @@ from memdecay_adapters.langgraph.metadata import (
     parse_settings,
     settings_from_metadata,
 )
+from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.sessions import SessionId
 
@@ -38,11 +39,12 @@ class ModelDefaults:
     """What the model itself says; the weakest source."""
 
     tenant: str = "default"
-    budget_tokens: int | None = None
-    budgets: Mapping[str, int | None] = field(default_factory=dict)
-    """Budget in tokens by glob on the agent path; the first glob that matches counts."""
+    budget: AgentBudget | None = None
+    budgets: Mapping[str, AgentBudget | None] = field(default_factory=dict)
+    """Budget by glob on the agent path; the first glob that matches counts."""
     pin: tuple[str, ...] = ()
     output_region: str | None = None
+    rewind: Literal["continue", "recompute"] = "continue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,12 @@ class CallSettings:
     agent: str
     session: str
     """``session`` field of the hints; empty: a session of one turn."""
-    budget_tokens: int | None
+    budget: AgentBudget | None
     """None with ``unlimited=False``: the configuration's default."""
     unlimited: bool
     """No budget, even if the configuration has a default one."""
     pins: tuple[str, ...]
+    rewind: Literal["continue", "recompute"]
     output_region: str
     explicit_region: bool
     """Whether somebody named the output region: only then the answer is tagged with it."""
@@ -97,22 +100,23 @@ def resolve_call(
         tenant=defaults.tenant,
         agent=identity.agent,
         session=session,
-        budget_tokens=None if summarizing or budget is _UNSET else budget,
+        budget=None if summarizing or budget is _UNSET else budget,
         unlimited=summarizing or budget is None,
         pins=settings.pin if settings.pin is not None else defaults.pin,
+        rewind=defaults.rewind,
         output_region=region or "scratchpad",
         explicit_region=region is not None,
     )
 
 
 def _budget(settings: NodeSettings, agent: str, defaults: ModelDefaults) -> Any:
-    """Budget in tokens, None for no budget, or ``_UNSET``: nobody says."""
-    if settings.has("budget_tokens"):
-        return settings.budget_tokens
-    for pattern, tokens in defaults.budgets.items():
+    """The budget, None for no budget, or ``_UNSET``: nobody says."""
+    if settings.has("budget"):
+        return settings.budget
+    for pattern, budget in defaults.budgets.items():
         if fnmatchcase(agent, pattern):
-            return tokens
-    return _UNSET if defaults.budget_tokens is None else defaults.budget_tokens
+            return budget
+    return _UNSET if defaults.budget is None else defaults.budget
 
 
 def _session(tenant: str, thread_id: str, agent: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -17,6 +17,7 @@ from memdecay_adapters.langchain.model_info import check_fields, model_profile
 from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
 from memdecay_adapters.langchain.tool_choice import ToolLike, openai_tools
 from memdecay_adapters.langchain.usage import PROVIDER
+from memdecay_agents.agent_budgets import AgentBudget, as_budget
 from memdecay_agents.config import MemDecayConfig
 
 if TYPE_CHECKING:
@@ -43,11 +44,14 @@ class ChatMemDecayFields(BaseChatModel):
     tenant: str = "default"
     """Whose data this is; sessions of different tenants share nothing."""
 
-    default_budget: int | None = Field(default=None, ge=1)
-    """KV-cache budget of an agent's session in tokens; None: the configuration's default."""
-    budgets: dict[str, int | None] = Field(default_factory=dict)
-    """Budget in tokens by glob on the agent path (``{"supervisor|*": 2048}``); the first match counts.
-    None: no budget."""
+    default_budget: AgentBudget | None = None
+    """KV-cache budget of an agent's session: a number of tokens, `FixedBudget`, `ContextFraction` or `PoolShare`;
+    None: the configuration's default."""
+    budgets: dict[str, AgentBudget | None] = Field(default_factory=dict)
+    """Budget by glob on the agent path (``{"supervisor|*": 2048}``); the first match counts. None: no budget."""
+    rewind: Literal["continue", "recompute"] = "continue"
+    """What a session does whose history was edited: go on from where the histories part, with the pages that were
+    evicted before it still gone, or compute the whole prompt anew."""
     pin: tuple[str, ...] = ()
     """Regions pinned where neither the graph nor the call names pins."""
     default_output_region: str | None = None
@@ -90,6 +94,18 @@ class ChatMemDecayFields(BaseChatModel):
     def _pin_as_tuple(cls, pin: Any) -> Any:
         return (pin,) if isinstance(pin, str) else tuple(pin) if isinstance(pin, (list, set)) else pin
 
+    @field_validator("default_budget", mode="before")
+    @classmethod
+    def _read_budget(cls, budget: Any) -> Any:
+        return as_budget(budget, "ChatMemDecay(default_budget=...)")
+
+    @field_validator("budgets", mode="before")
+    @classmethod
+    def _read_budgets(cls, budgets: Any) -> Any:
+        if not isinstance(budgets, Mapping):
+            return budgets
+        return {agent: as_budget(budget, f"ChatMemDecay(budgets[{agent!r}])") for agent, budget in budgets.items()}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_fields(self)
@@ -104,7 +120,7 @@ class ChatMemDecayFields(BaseChatModel):
         from memdecay_adapters.engine import shared_engine
 
         config = self.config or MemDecayConfig()
-        if config.default_budget_tokens is None and self.default_budget is not None:
+        if config.budget_of("") is None and self.default_budget is not None:
             # the engine sizes its pool by the budget: a context longer than the pool can then be served
             config = config.with_default_budget(self.default_budget)
         return shared_engine(self.model, config, self.engine_args)
@@ -154,8 +170,9 @@ class ChatMemDecayFields(BaseChatModel):
             "model": self.model_name,
             **{name: value for name, value in self._sampling_defaults().items() if value is not None},
             "tenant": self.tenant,
-            "default_budget": self.default_budget,
-            "budgets": dict(self.budgets),
+            "default_budget": self.default_budget and self.default_budget.model_dump(),
+            "budgets": {agent: budget and budget.model_dump() for agent, budget in self.budgets.items()},
+            "rewind": self.rewind,
             "pin": list(self.pin),
             "default_output_region": self.default_output_region,
             "config": (config or MemDecayConfig()).model_dump(mode="json"),
@@ -166,7 +183,9 @@ class ChatMemDecayFields(BaseChatModel):
         return {name: getattr(self, name) for name in _SAMPLING_FIELDS}
 
     def _model_defaults(self) -> ModelDefaults:
-        return ModelDefaults(self.tenant, self.default_budget, self.budgets, self.pin, self.default_output_region)
+        return ModelDefaults(
+            self.tenant, self.default_budget, self.budgets, self.pin, self.default_output_region, self.rewind
+        )
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         return model_profile(self)

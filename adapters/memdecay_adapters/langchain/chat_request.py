@@ -14,6 +14,7 @@ from memdecay_adapters.langchain.sampling import ALIASES, SAMPLING_KEYS, samplin
 from memdecay_adapters.langchain.structured_output import response_schema
 from memdecay_adapters.langchain.tool_choice import check_tool_choice, tool_schemas
 from memdecay_adapters.langchain.tool_grammar import answer_grammar
+from memdecay_agents.agent_budgets import FixedBudget
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.spans import coarsen
@@ -115,7 +116,8 @@ def build_request(
         agent=settings.agent,
         turn=sum(message.type in ("ai", "AIMessageChunk") for message in messages),
         base=0,
-        budget_tokens=_budget_tokens(settings, engine),
+        **_budget(settings, engine),
+        rewind=settings.rewind,
         pins=settings.pins,
         spans=tuple(coarsen(prompt.spans, engine.config, MOST_SPANS)),
         output_region=region,
@@ -131,11 +133,16 @@ def build_request(
     )
 
 
-def _budget_tokens(settings: CallSettings, engine: MemDecayEngine) -> int | None:
-    """None means the configuration's default to the engine: where no budget is meant, name the longest."""
-    if settings.unlimited and engine.config.default_budget_tokens is not None:
-        return max(engine.max_model_len, engine.config.page_size_tokens) + engine.config.page_size_tokens
-    return settings.budget_tokens
+def _budget(settings: CallSettings, engine: MemDecayEngine) -> dict[str, Any]:
+    """The budget's field of the hints. No field means the configuration's own budget to the engine: where no budget
+    is meant, name the longest."""
+    budget = settings.budget
+    if settings.unlimited and engine.config.budget_of(settings.agent) is not None:
+        page = engine.config.page_size_tokens
+        budget = FixedBudget(tokens=max(engine.max_model_len, page) + page)
+    if isinstance(budget, FixedBudget) and budget.guaranteed_tokens is None:
+        return {"budget_tokens": budget.tokens}
+    return {"budget": budget}
 
 
 def _among(call: Mapping[str, Any], keys: frozenset[str] | set[str]) -> dict[str, Any]:

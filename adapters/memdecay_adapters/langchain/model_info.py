@@ -21,7 +21,7 @@ def check_fields(model: ChatMemDecayFields) -> None:
     """Check a chat model's fields against each other.
 
     Raises:
-        ConfigError: settings of an engine beside an engine, or a budget below 1.
+        ConfigError: settings of an engine beside an engine.
         RegionError: an unknown region.
     """
     where = "ChatMemDecay"
@@ -31,13 +31,6 @@ def check_fields(model: ChatMemDecayFields) -> None:
             rule="'engine' is given beside 'config' or 'engine_args', which only a new engine reads",
             remedy="Give them to the engine, or leave 'engine' out.",
         )
-    for pattern, tokens in model.budgets.items():
-        if tokens is not None and tokens < 1:
-            raise ConfigError(
-                where=f"{where}(budgets={{{pattern!r}: {tokens}}})",
-                rule="a budget is at least 1 token",
-                remedy="Use None for no budget.",
-            )
     config = model.engine.config if model.engine is not None else model.config or MemDecayConfig()
     named = NodeSettings(pin=model.pin, output_region=model.default_output_region)
     check_regions(named, config.region_names, where)

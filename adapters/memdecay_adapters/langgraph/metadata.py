@@ -12,7 +12,8 @@ from typing import Any
 from langchain_core.runnables.config import var_child_runnable_config
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from memdecay_agents.errors import ConfigError, RegionError
+from memdecay_agents.agent_budgets import AgentBudget, FixedBudget, as_budget
+from memdecay_agents.errors import BudgetError, ConfigError, RegionError
 
 METADATA_KEY = "memdecay"
 """Key of a node's settings in its metadata."""
@@ -21,7 +22,7 @@ OUTER_METADATA_KEY = "memdecay_outer"
 """Key under which wrapped nodes pass their merged settings to subgraphs: langgraph replaces the value
 under ``METADATA_KEY`` as a whole when an inner node has one of its own."""
 
-_ALIASES = {"budget": "budget_tokens"}
+_ALIASES = {"budget_tokens": "budget"}
 
 
 class NodeSettings(BaseModel):
@@ -35,8 +36,9 @@ class NodeSettings(BaseModel):
     pin: tuple[str, ...] | None = None
     """Regions whose pages are never evicted in this agent's sessions."""
 
-    budget_tokens: int | None = Field(default=None, ge=1)
-    """KV-cache budget of the agent's session, in tokens; set to None: no budget. Alias: ``budget``."""
+    budget: AgentBudget | None = None
+    """KV-cache budget of the agent's session: a number of tokens, `FixedBudget`, `ContextFraction`, `PoolShare`, or
+    a mapping that says the same; set to None: no budget. Alias: ``budget_tokens``."""
 
     output_region: str | None = Field(default=None, min_length=1)
     """Region of the text that the node writes."""
@@ -53,11 +55,22 @@ class NodeSettings(BaseModel):
             return tuple(sorted(value))
         return value
 
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _read_budget(cls, value: object) -> object:
+        try:
+            return as_budget(value)
+        except BudgetError as error:
+            raise ValueError(f"{error.where}: {error.rule}") from error
+
     def as_metadata(self) -> dict[str, Any]:
         """Return the settings that were set, as plain JSON types."""
         plain = self.model_dump(exclude_unset=True)
         if plain.get("pin") is not None:
             plain["pin"] = list(plain["pin"])
+        if isinstance(self.budget, FixedBudget) and self.budget.guaranteed_tokens is None:
+            del plain["budget"]
+            plain["budget_tokens"] = self.budget.tokens
         return plain
 
     def has(self, field: str) -> bool:
@@ -104,11 +117,12 @@ def parse_settings(raw: object, where: str) -> NodeSettings:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "settings"
+        problem = first["msg"].removeprefix("Value error, ")
         raise ConfigError(
             where=where,
-            rule=f"'{field}': {first['msg'].lower()}, got {first['input']!r}",
-            remedy="Correct the value: 'budget' is a whole number of tokens above 0, 'pin' a list of region "
-            "names, 'agent' and 'output_region' are names.",
+            rule=f"'{field}': {problem[:1].lower()}{problem[1:]}, got {first['input']!r}",
+            remedy="Correct the value: 'budget' is a whole number of tokens above 0 or one of FixedBudget, "
+            "ContextFraction and PoolShare, 'pin' a list of region names, 'agent' and 'output_region' are names.",
         ) from error
 
 

@@ -9,6 +9,7 @@ from langgraph.graph import StateGraph
 
 from memdecay_adapters.langgraph.metadata import METADATA_KEY, check_regions, merge_settings, parse_settings
 from memdecay_adapters.langgraph.wrap import apply_to_spec
+from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.config import MemDecayConfig
 
 
@@ -42,7 +43,7 @@ class MemDecayStateGraph(StateGraph[Any, Any, Any, Any]):
         action: Any = None,
         *,
         pin: Sequence[str] | str | _Unset = UNSET,
-        budget: int | _Unset | None = UNSET,
+        budget: int | AgentBudget | _Unset | None = UNSET,
         agent: str | _Unset = UNSET,
         output_region: str | _Unset = UNSET,
         metadata: dict[str, Any] | None = None,
@@ -54,7 +55,8 @@ class MemDecayStateGraph(StateGraph[Any, Any, Any, Any]):
             node: the node's name, or its function or runnable.
             action: its function or runnable, where ``node`` is a name.
             pin: regions whose pages are never evicted in this agent's sessions.
-            budget: KV-cache budget of the agent's session in tokens; None: no budget.
+            budget: KV-cache budget of the agent's session: a number of tokens, `FixedBudget`, `ContextFraction` or
+                `PoolShare`; None: no budget.
             agent: agent that the node's calls belong to.
             output_region: region of what the node writes.
             metadata: the node's metadata; settings under ``"memdecay"`` in it are merged, keywords win.

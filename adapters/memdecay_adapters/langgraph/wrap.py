@@ -24,6 +24,7 @@ from memdecay_adapters.langgraph.metadata import (
     merge_settings,
     parse_settings,
 )
+from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
 
@@ -35,7 +36,7 @@ def wrap(
     nodes: Mapping[str, Mapping[str, Any] | NodeSettings] | None = None,
     *,
     pin: Sequence[str] | str | None = None,
-    budget: int | None = None,
+    budget: int | AgentBudget | None = None,
     config: MemDecayConfig | None = None,
 ) -> GraphT:
     """Give nodes of a graph their settings.
@@ -47,7 +48,8 @@ def wrap(
         nodes: settings by node name: ``{"planner": {"output_region": "plan", "pin": ["system", "plan"],
             "budget": 4096, "agent": "planner"}}``. They win over what the node's metadata says already.
         pin: regions pinned for every node that names no pins of its own.
-        budget: budget in tokens for every node that names none.
+        budget: budget for every node that names none: a number of tokens, `FixedBudget`, `ContextFraction` or
+            `PoolShare`.
         config: configuration whose regions may be named; the default one knows the seven regions.
 
     Raises:
@@ -120,7 +122,7 @@ def _settings_of(
     return merge_settings(merge_settings(defaults, own), chosen.get(name, NodeSettings()))
 
 
-def _defaults(pin: Sequence[str] | str | None, budget: int | None) -> NodeSettings:
+def _defaults(pin: Sequence[str] | str | None, budget: int | AgentBudget | None) -> NodeSettings:
     given = {"pin": pin, "budget": budget}
     return parse_settings({k: v for k, v in given.items() if v is not None}, "wrap(pin=..., budget=...)")
 
