@@ -39,6 +39,12 @@ ENGINES: dict[str, dict[str, Any]] = {
         "engine_args": {"dtype": "float32", "max_num_batched_tokens": 64, "num_gpu_blocks_override": 64},
         "keep_sessions": True,
     },
+    "deterministic": {
+        "model": "random_llama",
+        "config": {"page_size_tokens": 16},
+        "engine_args": {"max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**26},
+        "deterministic": True,
+    },
     "page32": {
         "config": {"page_size_tokens": 32},
         "engine_args": {"dtype": "float32", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**29},
@@ -75,7 +81,8 @@ class EngineHouse:
                 self._random_llama() if "model" in recipe else None,
                 config=MemDecayConfig(**recipe["config"]),
                 engine_args=recipe["engine_args"],
-                keep_sessions=recipe["keep_sessions"],
+                keep_sessions=recipe.get("keep_sessions"),
+                deterministic=recipe.get("deterministic", False),
                 check_integrity=True,
             )
             self._name = name

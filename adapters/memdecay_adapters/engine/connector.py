@@ -21,6 +21,7 @@ from memdecay_adapters.engine.block_rows import held_pages
 from memdecay_adapters.engine.controller import EvictionController
 from memdecay_adapters.engine.integrity import check_rows_against_pool
 from memdecay_adapters.engine.manager import MemDecayManager
+from memdecay_adapters.engine.metrics import EventDeltas, ServedMetrics
 from memdecay_adapters.engine.observer import StepObserver
 from memdecay_adapters.engine.pressure import PoolPressure
 from memdecay_adapters.engine.settings import EngineSettings
@@ -49,6 +50,14 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = EngineSettings.from_vllm_config(vllm_config)
         self._chunk_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._observer: StepObserver | None = None
+        self._controller: EvictionController | None = None
+        self._reported: dict[tuple[str, tuple[str, ...]], int] = {}
+
+    @property
+    def controller(self) -> EvictionController:
+        """The scheduler side's controller; it exists once the cache manager was met."""
+        assert self._controller is not None
+        return self._controller
 
     # ---- scheduler side
 
@@ -68,7 +77,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
             )
         self.manager = managers[0]
         pool_pages = self.manager.block_pool.num_gpu_blocks - 1
-        self.controller = EvictionController(self._settings, self.manager.block_size, self._chunk_tokens, pool_pages)
+        self._controller = EvictionController(self._settings, self.manager.block_size, self._chunk_tokens, pool_pages)
         self.controller.free_blocks = self.manager.free_row
         self.manager.controller = self.controller
         self.manager.pressure = PoolPressure(self.controller, self.manager)
@@ -119,6 +128,28 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         """End a request's state; its retention summary rides on the request's last output."""
         summary = self.controller.finish(request.request_id)
         return False, {"memdecay": summary} if summary is not None else None
+
+    def get_kv_connector_stats(self) -> EventDeltas | None:
+        """What was counted since the last step, for the metrics of vLLM's server; None in a worker."""
+        if self._controller is None:
+            return None
+        return EventDeltas.since(self._controller.events, self._reported)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> EventDeltas:
+        """Statistics from their plain data."""
+        return EventDeltas(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ServedMetrics:
+        """Where vLLM's server shows them."""
+        return ServedMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- worker side
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from memdecay_adapters.engine.agent_tallies import AgentTally
+from memdecay_adapters.engine.determinism import check_deterministic_sampling, deterministic_arguments
 from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.engine.results import GenerationResult
 from memdecay_adapters.engine.settings import EngineSettings
@@ -20,17 +21,19 @@ from memdecay_adapters.engine.validation import PoolShape, check_request, plain_
 from memdecay_adapters.engine.versions import require_supported_vllm
 from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_agents.config import MemDecayConfig
-from memdecay_agents.errors import EngineError
+from memdecay_agents.errors import ConfigError, EngineError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.ledger import Ledger
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from transformers import PreTrainedTokenizerBase
     from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from memdecay_adapters.engine.engine_thread import EngineThread
     from memdecay_adapters.engine.inprocess import EngineInternals, PoolStats
+    from memdecay_adapters.engine.metrics import Snapshot
 
 T = TypeVar("T")
 DEFAULT_TENANT = "default"
@@ -48,10 +51,13 @@ class MemDecayEngine:
         config: regions, policy, budgets, page size.
         engine_args: any of vLLM's engine arguments by name (``dtype``, ``max_model_len``,
             ``kv_cache_memory_bytes``, ...).
-        keep_sessions: keep a session's pages between its turns, so that a turn computes only its new tokens.
+        keep_sessions: keep a session's pages between its turns, so that a turn computes only its new tokens; None:
+            yes, unless ``deterministic``.
         session_idle_seconds: give up a session that is idle for longer; None: never for that reason.
         admission: what happens to a request whose guaranteed pages do not fit beside those of the running ones:
             it waits its turn, or it is refused at once with a BudgetError that says why.
+        deterministic: the same requests give the same tokens and the same evictions, alone or with others; see
+            `memdecay_adapters.engine.determinism` for what that takes. Requests are computed one after another.
         check_integrity: check the pool and every block-table row at each step.
 
     Raises:
@@ -71,9 +77,10 @@ class MemDecayEngine:
         *,
         config: MemDecayConfig | None = None,
         engine_args: Mapping[str, Any] | None = None,
-        keep_sessions: bool = True,
+        keep_sessions: bool | None = None,
         session_idle_seconds: float | None = 900.0,
         admission: Literal["wait", "refuse"] = "wait",
+        deterministic: bool = False,
         check_integrity: bool = False,
     ) -> None:
         self.vllm_version = require_supported_vllm()
@@ -81,6 +88,8 @@ class MemDecayEngine:
         self._ids = itertools.count()
         self._closed = False
         self._admission = admission
+        self.deterministic = deterministic
+        """Whether a request's result depends on that request alone."""
         with MemDecayEngine._open_lock:
             other = MemDecayEngine._open() if MemDecayEngine._open is not None else None
             if other is not None and not other._closed and other._pid == self._pid:
@@ -95,15 +104,24 @@ class MemDecayEngine:
             MemDecayEngine._open = weakref.ref(self)
         try:
             arguments = dict(engine_args or {})
+            if deterministic:
+                arguments = deterministic_arguments(arguments)
+                if keep_sessions:
+                    raise ConfigError(
+                        where="MemDecayEngine(keep_sessions=True, deterministic=True)",
+                        rule="what a session holds depends on what was asked before",
+                        remedy="Leave one of the two out.",
+                    )
             self.model_path = resolve_model(model, require_weights=arguments.get("load_format", "auto") == "auto")
             """What vLLM loads: a local folder or a Hugging Face id."""
             self.model_name = model or DEFAULT_MODEL_NAME
             """What the user calls it."""
             settings = EngineSettings(
                 config=config or MemDecayConfig(),
-                keep_sessions=keep_sessions,
+                keep_sessions=not deterministic if keep_sessions is None else keep_sessions,
                 session_idle_seconds=session_idle_seconds,
                 admission=admission,
+                deterministic=deterministic,
                 check_integrity=check_integrity,
             )
             self._start(settings, arguments)
@@ -120,6 +138,7 @@ class MemDecayEngine:
         from memdecay_adapters.engine.engine_thread import EngineThread
         from memdecay_adapters.engine.inprocess import EngineInternals
         from memdecay_adapters.engine.lifecycle import build_llm_engine, shut_down_llm_engine
+        from memdecay_adapters.engine.metrics import registry_of
 
         config = choose_page_size(settings.config, engine_args)
         settings = settings.model_copy(update={"config": config})
@@ -130,6 +149,7 @@ class MemDecayEngine:
         MemDecayEngine._open_thread = weakref.ref(self._thread)
         try:
             self._internals = EngineInternals(self._thread.engine)
+            self._metrics = registry_of(weak_snapshot(self))
             self._thread.take_summary = self._internals.controller.take_summary
         except BaseException:
             self._thread.close()
@@ -168,6 +188,8 @@ class MemDecayEngine:
         """
         self._check_usable()
         check_request(prompt_token_ids, sampling, hints, self.config, self.max_model_len, self._pool_shape)
+        if self.deterministic:
+            check_deterministic_sampling(sampling)
         from vllm.sampling_params import RequestOutputKind
 
         params = sampling.clone()
@@ -224,6 +246,26 @@ class MemDecayEngine:
         """A copy of the ledger: every page that was freed, when and why."""
         self._check_usable()
         return self._thread.call(self._internals.controller.ledger_copy)
+
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """Counters and gauges of this engine, for ``prometheus_client`` (``start_http_server(port, engine.metrics)``,
+        or a push gateway); scraping it asks the engine between two steps."""
+        return self._metrics
+
+    def metrics_text(self) -> str:
+        """The same in Prometheus' text format, now."""
+        from memdecay_adapters.engine.metrics import exposition
+
+        self._check_usable()
+        return exposition(self._metrics)
+
+    def _snapshot(self) -> Snapshot:
+        self._check_usable()
+        controller = self._internals.controller
+        return self._thread.call(
+            lambda: (list(controller.events), self._internals.pool_stats(), list(controller.agents))
+        )
 
     def agents(self) -> list[AgentTally]:
         """Each agent's budget, the pages that it held at most, and what was evicted, since start."""
@@ -284,6 +326,19 @@ class MemDecayEngine:
             )
         if self._closed:
             raise EngineError(where="MemDecayEngine", rule="it is closed", remedy="Start another one.")
+
+
+def weak_snapshot(engine: MemDecayEngine) -> Callable[[], Snapshot]:
+    """A snapshot that does not keep the engine alive: its registry may be held longer by a server."""
+    reference = weakref.ref(engine)
+
+    def snapshot() -> Snapshot:
+        held = reference()
+        if held is None:
+            raise EngineError(where="engine metrics", rule="the engine is gone", remedy="Start another one.")
+        return held._snapshot()
+
+    return snapshot
 
 
 def _close_at_exit(reference: weakref.ref[MemDecayEngine]) -> None:

@@ -35,6 +35,9 @@ class EngineSettings(BaseModel):
     admission: Literal["wait", "refuse"] = "wait"
     """What happens to a request whose guarantee does not fit beside those of the running ones."""
 
+    deterministic: bool = False
+    """The same requests give the same tokens and the same evictions whatever else is asked at the same time."""
+
     check_integrity: bool = False
     """Check the block pool and every block-table row at each step (tests, debugging): a live row that
     points at a freed page, a double free or a stale row stops the engine with an IntegrityError."""

@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from memdecay_adapters.engine.connector import MemDecayConnector
 from memdecay_adapters.engine.cpu_backend import MemDecayCPUMetadataBuilder, register_cpu_backend
+from memdecay_adapters.engine.cpu_seeds import check_runner_generators, generators_of_sampled_rows
 from memdecay_adapters.engine.observer import StepObserver, observed_layer_names
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.spec import register_spec, to_memdecay_specs
@@ -49,6 +50,7 @@ class MemDecayCPUWorker(CPUWorker):
                 rule="evicted pages are nulled in the V1 model runner's rows only",
                 remedy="Set VLLM_USE_V2_MODEL_RUNNER=0.",
             )
+        check_runner_generators(self.model_runner)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """The layers' cache specs, each replaced by `MemDecaySpec`."""
@@ -89,3 +91,8 @@ class MemDecayCPUWorker(CPUWorker):
             null_evicted_pages(self.model_runner, directions.evicted)
             self._observer.start_step(directions, lambda: self.model_runner.input_batch.req_ids)
         return super().execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """See the base class; seeded requests keep their generators for the tokens that count."""
+        with generators_of_sampled_rows(self.model_runner):
+            return super().sample_tokens(grammar_output)
