@@ -49,6 +49,7 @@ class MemDecayEngine:
         keep_sessions: keep a session's pages between its turns, so that a turn computes only its new tokens.
         session_idle_seconds: give up a session that is idle for longer; None: never for that reason.
         check_integrity: check the pool and every block-table row at each step.
+        allow_untested_gpu: start on CUDA, where this code was never run; without it CUDA is refused.
 
     Raises:
         UnsupportedError: a vLLM version, model, backend or option that eviction would silently break.
@@ -70,6 +71,7 @@ class MemDecayEngine:
         keep_sessions: bool = True,
         session_idle_seconds: float | None = 900.0,
         check_integrity: bool = False,
+        allow_untested_gpu: bool = False,
     ) -> None:
         self.vllm_version = require_supported_vllm()
         self._pid = os.getpid()
@@ -98,6 +100,7 @@ class MemDecayEngine:
                 keep_sessions=keep_sessions,
                 session_idle_seconds=session_idle_seconds,
                 check_integrity=check_integrity,
+                allow_untested_gpu=allow_untested_gpu,
             )
             self._start(settings, arguments)
         except BaseException:
