@@ -6,6 +6,7 @@ Not run on a GPU: written from vLLM 0.32's sources, and refused unless the user 
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -25,6 +26,9 @@ from memdecay_adapters.engine.worker_base import MemDecayWorkerMixin, RunnerRows
 from memdecay_adapters.engine.worker_rows import V1Rows
 from memdecay_adapters.engine.worker_rows_v2 import V2Rows
 from memdecay_agents.errors import UnsupportedError
+from memdecay_agents.policies import get_policy
+
+logger = logging.getLogger(__name__)
 
 
 class MemDecayGPUWorker(MemDecayWorkerMixin, Worker):
@@ -46,6 +50,18 @@ class MemDecayGPUWorker(MemDecayWorkerMixin, Worker):
 
     def _new_observer(self) -> StepObserver:
         return DeviceStepObserver()
+
+    def _bind_builder(self, attention: Any, page_size: int) -> None:
+        super()._bind_builder(attention, page_size)
+        config = self._settings.config
+        if attention.get_metadata_builder(0).use_full_cuda_graph and get_policy(config.policy, config).uses_attention:
+            logger.warning(
+                "policy %r weighs attention, and full CUDA graphs are on: steps of at most %s tokens, decode steps "
+                "among them, are not observed. Set enforce_eager=True, or cudagraph_mode='PIECEWISE' in the "
+                "compilation_config, to have them observed.",
+                config.policy,
+                attention.get_metadata_builder(0).max_cudagraph_size,
+            )
 
     def _rows_of(self, model_runner: Any) -> RunnerRows:
         if isinstance(model_runner, V2ModelRunner):
