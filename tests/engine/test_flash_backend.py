@@ -170,7 +170,7 @@ def test_a_stale_row_is_caught_when_integrity_is_checked_with_or_without_graphs(
     rows = {"a": TABLE[0][:5], "b": [1, 2]}
     builder(observer=observing(rows), full_graphs=full_graphs).build(0, step())
     rows["a"] = [3, 4, 5, 0, 9]
-    with pytest.raises(IntegrityError, match="request 'a', page 1.*the row is stale"):
+    with pytest.raises(IntegrityError, match=r"request 'a', page 1.*the row is stale"):
         builder(observer=observing(rows), full_graphs=full_graphs).build(0, step())
 
 

@@ -7,6 +7,7 @@ that no two writes of a step meet: the kernel makes them in no order.
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
@@ -191,7 +192,7 @@ def test_requests_that_the_worker_does_not_know_are_left_out():
 def test_runs_are_neighbours_and_lose_nothing(numbers):
     found = list(runs(numbers))
     assert [start + i for start, count in found for i in range(count)] == numbers
-    assert all(first + count < second for (first, count), (second, _) in zip(found, found[1:], strict=False))
+    assert all(first + count < second for (first, count), (second, _) in itertools.pairwise(found))
 
 
 def test_the_batchs_order_is_the_runners():

@@ -13,8 +13,9 @@ CUDA graph is replayed. A step that could be such a replay is therefore not obse
 only the larger prefill chunks are. To have decode steps observed, leave ``enforce_eager`` on (the default of
 MemDecayEngine) or set the compilation's ``cudagraph_mode`` to PIECEWISE, where attention stays eager.
 
-**What it costs.** Compaction is a dozen small launches a step. A step that is observed copies its rows to the
-host before the pass and the mass after it. The waits are short where asynchronous scheduling is off, as it
+**What it costs.** Compaction is about twenty small launches a step. A step that is observed copies its rows to
+the host before the pass and the mass after it, and in each observed layer gathers the request's keys and runs
+the float32 torch reference on them: slow, a kernel is to take its place. The report is of the same step. The waits are short where asynchronous scheduling is off, as it
 has to be here: the device is drained between steps anyway, when the sampled tokens are read.
 """
 
