@@ -181,6 +181,13 @@ def test_a_request_that_is_replaced_under_its_own_name_keeps_the_row_it_is_sent_
     assert row_of(runner, "a") == [0, 2, 3, 8]
 
 
+def test_a_rows_last_page_can_be_nulled_and_pages_behind_it_are_not_touched():
+    runner = bare_runner()
+    step(runner, {}, new=[("a", [1, 2, 3])])
+    step(runner, {"a": [2, 3, 4]}, appended=[("a", [7, 8])])
+    assert row_of(runner, "a") == [1, 2, 0, 7, 8]
+
+
 def test_requests_that_the_worker_does_not_know_are_left_out():
     runner = bare_runner()
     step(runner, {}, new=[("a", [1, 2, 3])])

@@ -15,8 +15,9 @@ MemDecayEngine) or set the compilation's ``cudagraph_mode`` to PIECEWISE, where 
 
 **What it costs.** Compaction is about twenty small launches a step. A step that is observed copies its rows to
 the host before the pass and the mass after it, and in each observed layer gathers the request's keys and runs
-the float32 torch reference on them: slow, a kernel is to take its place. The report is of the same step. The waits are short where asynchronous scheduling is off, as it
-has to be here: the device is drained between steps anyway, when the sampled tokens are read.
+the float32 torch reference on them: slow, a kernel is to take its place. The report is of the same step. The
+waits are short where asynchronous scheduling is off, as it has to be here: the device is drained between steps
+anyway, when the sampled tokens are read.
 """
 
 from __future__ import annotations
