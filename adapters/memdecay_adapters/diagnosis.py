@@ -74,8 +74,8 @@ def _torch() -> Finding:
         if present
     ]
     if torch.cuda.is_available():
-        return Finding("backend", "failed", f"torch {torch.__version__} with CUDA",
-                       "The CUDA worker is not written yet: use the extra 'cpu'.")  # fmt: skip
+        return Finding("backend", "warning", f"torch {torch.__version__} with CUDA",
+                       "The CUDA worker was never run: use the extra 'cpu', or allow_untested_gpu=True.")  # fmt: skip
     return Finding("backend", "ok", f"torch {torch.__version__}, {', '.join(features) or 'baseline'}; torch kernels")
 
 

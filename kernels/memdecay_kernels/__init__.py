@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memdecay_kernels.block_tables import CompactTable, compact_block_table
+    from memdecay_kernels.compact_rows import CompactRowBuffers, compact_rows_into
     from memdecay_kernels.layouts import KeyLayout, recover_key_layout
     from memdecay_kernels.mass import attention_mass
     from memdecay_kernels.pages import copy_pages, score_pages, select_pages
@@ -19,6 +20,8 @@ _HOME = {
     "attention_mass": "mass",
     "CompactTable": "block_tables",
     "compact_block_table": "block_tables",
+    "CompactRowBuffers": "compact_rows",
+    "compact_rows_into": "compact_rows",
     "KeyLayout": "layouts",
     "recover_key_layout": "layouts",
     "copy_pages": "pages",
@@ -27,10 +30,12 @@ _HOME = {
 }
 
 __all__ = [
+    "CompactRowBuffers",
     "CompactTable",
     "KeyLayout",
     "attention_mass",
     "compact_block_table",
+    "compact_rows_into",
     "copy_pages",
     "recover_key_layout",
     "score_pages",

@@ -60,8 +60,8 @@ def attention_mass(
     logits = torch.matmul(grouped.flatten(1, 2) * scale, keys.transpose(1, 2))
     logits = logits.view(num_kv_heads, group, window, context_tokens)
     if window > 1:
-        newest = torch.arange(context_tokens - window, context_tokens)
-        hidden = torch.arange(context_tokens)[None, :] > newest[:, None]
+        newest = torch.arange(context_tokens - window, context_tokens, device=query.device)
+        hidden = torch.arange(context_tokens, device=query.device)[None, :] > newest[:, None]
         logits = logits.masked_fill(hidden, float("-inf"))
     weights = logits.softmax(-1).mean(2).flatten(0, 1)  # [num_heads, L]
     if head_reduce == "mean":

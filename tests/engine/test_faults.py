@@ -7,7 +7,7 @@ import threading
 import pytest
 from vllm import SamplingParams
 
-import memdecay_adapters.engine.worker as worker_module
+from memdecay_adapters.engine import worker_rows
 from memdecay_agents.errors import EngineError, IntegrityError, LedgerError
 from memdecay_agents.selection import EvictionPlan
 from tests.engine.prompts import hints, prompt_ids
@@ -55,7 +55,7 @@ def two_requests(engine, tokenizer):
 
 
 def test_a_stale_worker_row_is_caught(doomed, tokenizer, monkeypatch):
-    monkeypatch.setattr(worker_module, "null_evicted_pages", lambda runner, evicted: None)
+    monkeypatch.setattr(worker_rows, "null_evicted_pages", lambda runner, evicted: None)
     assert_stopped_by(doomed, two_requests(doomed, tokenizer), IntegrityError, "the row is stale")
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from memdecay_adapters.engine.platform_parts import usable_parts
 from memdecay_adapters.engine.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 from memdecay_agents.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
-CPU_WORKER = "memdecay_adapters.engine.worker.MemDecayCPUWorker"
 CONNECTOR_MODULE = "memdecay_adapters.engine.connector"
 CONNECTOR = "MemDecayConnector"
 
@@ -27,7 +27,7 @@ DEFAULTS: Mapping[str, Any] = {
     "use_tqdm_on_load": False,
     "enable_chunked_prefill": True,
 }
-"""Where the user says nothing. All other vLLM engine arguments keep vLLM's own defaults."""
+"""Where neither the user nor the platform says anything. All other vLLM engine arguments keep vLLM's own defaults."""
 
 _OURS = ("worker_cls", "kv_transfer_config", "block_size", "model")
 
@@ -42,11 +42,13 @@ def build_engine_args(model: str, settings: EngineSettings, engine_args: Mapping
 
     Raises:
         ConfigError: an argument that vLLM does not know, or one that this engine sets itself.
+        UnsupportedError: a platform that is not served, or CUDA without the user's word.
         ModelError: the model cannot be found or fetched.
     """
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
+    parts = usable_parts(allow_untested_gpu=settings.allow_untested_gpu)
     for name in _OURS:
         if name in engine_args:
             remedy = "Set MemDecayConfig.page_size_tokens instead." if name == "block_size" else "Leave it out."
@@ -59,6 +61,7 @@ def build_engine_args(model: str, settings: EngineSettings, engine_args: Mapping
             rule="evictions under asynchronous scheduling are not tested, and vLLM ignores it on a CPU",
             remedy="Leave it out.",
         )
+    parts.check(engine_args)
     unknown = sorted(set(engine_args) - set(EngineArgs.__dataclass_fields__))
     if unknown:
         raise ConfigError(
@@ -66,7 +69,7 @@ def build_engine_args(model: str, settings: EngineSettings, engine_args: Mapping
             rule="vLLM has no such engine arguments",
             remedy="Check the spelling against vLLM's EngineArgs.",
         )
-    arguments = {**DEFAULTS, **engine_args}
+    arguments = {**DEFAULTS, **parts.defaults, **engine_args, **parts.fixed}
     additional = dict(arguments.pop("additional_config", None) or {})
     if ADDITIONAL_CONFIG_KEY in additional:
         raise ConfigError(
@@ -78,7 +81,7 @@ def build_engine_args(model: str, settings: EngineSettings, engine_args: Mapping
         return EngineArgs(
             model=model,
             block_size=settings.config.page_size_tokens,
-            worker_cls=CPU_WORKER,
+            worker_cls=parts.worker_cls,
             kv_transfer_config=KVTransferConfig(
                 kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_both"
             ),

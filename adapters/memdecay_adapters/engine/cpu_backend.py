@@ -21,10 +21,10 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+from memdecay_adapters.engine.attention_rows import check_step_rows, rows_to_observe
 from memdecay_adapters.engine.cpu_key_layout import cpu_key_layout
-from memdecay_adapters.engine.integrity import check_worker_rows
 from memdecay_adapters.engine.observer import ObservedRow, StepObserver
-from memdecay_kernels import CompactTable, attention_mass, compact_block_table
+from memdecay_kernels import attention_mass, compact_block_table
 
 PAGE_MULTIPLE_TOKENS = 16
 
@@ -50,12 +50,11 @@ class MemDecayCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         """See the base class; rows with evicted pages are compacted first."""
         if self.observer is None:
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
-        common = common_attn_metadata
-        requests = common.num_reqs
-        table = compact_block_table(common.block_table_tensor[:requests], common.seq_lens[:requests], self.block_size)
-        if self.observer.directions.expected_rows is not None:
-            self._check_rows(common, self.observer.directions.expected_rows)
-        if not torch.equal(table.kept_tokens, common.seq_lens[:requests]):
+        common, requests = common_attn_metadata, common_attn_metadata.num_reqs
+        block_table, seq_lens = common.block_table_tensor[:requests], common.seq_lens[:requests]
+        table = compact_block_table(block_table, seq_lens, self.block_size)
+        check_step_rows(self.observer, block_table, seq_lens, self.block_size)
+        if not torch.equal(table.kept_tokens, seq_lens):
             common = dataclasses.replace(
                 common,
                 block_table_tensor=table.block_table,
@@ -63,43 +62,9 @@ class MemDecayCPUMetadataBuilder(CPUAttentionMetadataBuilder):
                 max_seq_len=int(table.kept_tokens.max()),
             )
         stock = super().build(common_prefix_len, common, fast_build)
-        rows = self._observe(common, table)
+        query_start = common.query_start_loc.tolist() if self.observer.directions.observe else []
+        rows = rows_to_observe(self.observer, table, query_start, self.block_size)
         return MemDecayCPUMetadata(**vars(stock), observed_rows=rows, observed_layers=self.observed_layers)
-
-    def _observe(self, common: CommonAttentionMetadata, table: CompactTable) -> tuple[ObservedRow, ...]:
-        assert self.observer is not None
-        wanted = self.observer.directions.observe
-        if not wanted:
-            return ()
-        rows = []
-        query_start = common.query_start_loc.tolist()
-        request_ids = self.observer.request_ids()
-        for index in range(common.num_reqs):
-            request_id = request_ids[index]
-            if request_id not in wanted:
-                continue
-            kept_tokens = int(table.kept_tokens[index])
-            kept_pages = torch.nonzero(table.kept_pages[index]).flatten()
-            tokens = kept_pages[:, None] * self.block_size + torch.arange(self.block_size)[None, :]
-            row = ObservedRow(
-                request_id=request_id,
-                pages=table.block_table[index, : kept_pages.numel()].long(),
-                token_index=tokens.flatten()[:kept_tokens],
-                query_end=query_start[index + 1],
-                queries=min(wanted[request_id], query_start[index + 1] - query_start[index]),
-            )
-            self.observer.watch(row)
-            rows.append(row)
-        return tuple(rows)
-
-    def _check_rows(self, common: CommonAttentionMetadata, expected: dict[str, list[int]]) -> None:
-        assert self.observer is not None
-        actual = {}
-        request_ids = self.observer.request_ids()
-        for index in range(common.num_reqs):
-            pages = -(-int(common.seq_lens[index]) // self.block_size)
-            actual[request_ids[index]] = common.block_table_tensor[index, :pages].tolist()
-        check_worker_rows(expected, actual)
 
 
 class MemDecayCPUImpl(CPUAttentionBackendImpl):

@@ -59,6 +59,7 @@ class MemDecayEngine:
         deterministic: the same requests give the same tokens and the same evictions, alone or with others; see
             `memdecay_adapters.engine.determinism` for what that takes. Requests are computed one after another.
         check_integrity: check the pool and every block-table row at each step.
+        allow_untested_gpu: start on CUDA, where this code was never run; without it CUDA is refused.
 
     Raises:
         UnsupportedError: a vLLM version, model, backend or option that eviction would silently break.
@@ -82,6 +83,7 @@ class MemDecayEngine:
         admission: Literal["wait", "refuse"] = "wait",
         deterministic: bool = False,
         check_integrity: bool = False,
+        allow_untested_gpu: bool = False,
     ) -> None:
         self.vllm_version = require_supported_vllm()
         self._pid = os.getpid()
@@ -123,6 +125,7 @@ class MemDecayEngine:
                 admission=admission,
                 deterministic=deterministic,
                 check_integrity=check_integrity,
+                allow_untested_gpu=allow_untested_gpu,
             )
             self._start(settings, arguments)
         except BaseException:

@@ -59,9 +59,10 @@ def shut_down_llm_engine(engine: LLMEngine) -> None:
 def _release_process_state() -> None:
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from memdecay_adapters.engine.platform_parts import clear_backends
 
     ensure_kv_transfer_shutdown()
-    AttentionBackendEnum.CPU_ATTN.clear_override()
+    clear_backends()
     cleanup_dist_env_and_memory()
     gc.collect()

@@ -26,7 +26,7 @@ class ObservedRow:
     queries: int
     """The newest queries that are measured."""
     mass: torch.Tensor | None = None
-    """float32 ``[retained]``: summed over the layers so far."""
+    """float32 ``[retained]``, on the attention's device: summed over the layers so far."""
     layers: int = 0
 
 
@@ -55,7 +55,7 @@ class StepObserver:
     def report(self) -> AttentionReport | None:
         """What was measured in this step; None if nothing was."""
         measured = {
-            row.request_id: MassReport(row.token_index, row.mass / row.layers)
+            row.request_id: MassReport(row.token_index, (row.mass / row.layers).cpu())
             for row in self._rows
             if row.mass is not None
         }

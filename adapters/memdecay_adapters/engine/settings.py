@@ -42,6 +42,9 @@ class EngineSettings(BaseModel):
     """Check the block pool and every block-table row at each step (tests, debugging): a live row that
     points at a freed page, a double free or a stale row stops the engine with an IntegrityError."""
 
+    allow_untested_gpu: bool = False
+    """The user's word that the CUDA worker may run, which nobody has run; without it CUDA is refused."""
+
     def to_additional_config(self) -> dict[str, Any]:
         """The value for vLLM's ``additional_config``; JSON-safe."""
         return {ADDITIONAL_CONFIG_KEY: self.model_dump(mode="json")}

@@ -78,21 +78,16 @@ def check_environment() -> None:
     """Refuse a platform or a model runner that is not served.
 
     Raises:
-        UnsupportedError: no CPU platform, or the V2 model runner by environment variable.
+        UnsupportedError: another platform than CPU and CUDA, or the V2 model runner by environment variable on
+            a CPU.
     """
     from vllm import envs
-    from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
-        raise UnsupportedError(
-            where=f"vLLM platform {current_platform.device_name!r}",
-            rule="the worker and the attention backend are written for vLLM's CPU build only",
-            remedy="Install the extra 'cpu' in an environment of its own.",
-        )
+    from memdecay_adapters.engine.platform_parts import platform_parts
 
-    if envs.VLLM_USE_V2_MODEL_RUNNER:
+    if envs.VLLM_USE_V2_MODEL_RUNNER and not platform_parts().v2_model_runner:
         raise UnsupportedError(
             where="VLLM_USE_V2_MODEL_RUNNER=1",
-            rule="evicted pages are nulled in the V1 model runner's rows only",
+            rule="on this platform evicted pages are nulled in the V1 model runner's rows only",
             remedy="Set VLLM_USE_V2_MODEL_RUNNER=0.",
         )
