@@ -39,7 +39,11 @@ def build_app() -> typer.Typer:
         """Options before the command."""
 
     for entry in sorted(metadata.entry_points(group=COMMANDS_GROUP), key=lambda entry: entry.name):
-        app.command(name=entry.name)(entry.load())
+        command = entry.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=entry.name)
+        else:
+            app.command(name=entry.name)(command)
     return app
 
 
