@@ -17,11 +17,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from memdecay_adapters.engine.complete import REMEDY, check_complete
 from memdecay_adapters.engine.controller import EvictionController
 from memdecay_adapters.engine.integrity import check_rows_against_pool
 from memdecay_adapters.engine.manager import MemDecayManager
 from memdecay_adapters.engine.observer import StepObserver
-from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.step_messages import AttentionReport, StepDirections
 from memdecay_agents.errors import UnsupportedError
 
@@ -44,7 +44,8 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._settings = EngineSettings.from_vllm_config(vllm_config)
+        self._settings = check_complete(vllm_config)
+        self._ranks = vllm_config.parallel_config.tensor_parallel_size
         self._chunk_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._observer: StepObserver | None = None
 
@@ -62,7 +63,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
             raise UnsupportedError(
                 where=f"KV-cache groups {[type(manager).__name__ for manager in managers]}",
                 rule="pages are evicted from exactly one full-attention group",
-                remedy="Use a model whose layers are all full attention, started by MemDecayEngine.",
+                remedy=f"Use a model whose layers are all full attention, and the memdecay worker. {REMEDY}",
             )
         self.manager = managers[0]
         self.controller = EvictionController(self._settings, self.manager.block_size, self._chunk_tokens)
@@ -101,6 +102,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         """Take in what the worker measured."""
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, AttentionReport):
+            report.check_ranks(self._ranks)
             for request_id, measured in report.by_request.items():
                 self.controller.observe(
                     request_id,

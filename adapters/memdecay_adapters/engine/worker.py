@@ -11,10 +11,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from memdecay_adapters.engine.complete import REMEDY, check_complete
 from memdecay_adapters.engine.connector import MemDecayConnector
 from memdecay_adapters.engine.cpu_backend import MemDecayCPUMetadataBuilder, register_cpu_backend
 from memdecay_adapters.engine.observer import StepObserver, observed_layer_names
-from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.spec import register_spec, to_memdecay_specs
 from memdecay_adapters.engine.step_messages import StepDirections
 from memdecay_adapters.engine.support import check_attention_layer, check_supported
@@ -36,7 +36,7 @@ class MemDecayCPUWorker(CPUWorker):
         check_supported(vllm_config)
         register_spec()
         register_cpu_backend()
-        self._settings = EngineSettings.from_vllm_config(vllm_config)
+        self._settings = check_complete(vllm_config)
         self._observer = StepObserver()
         super().__init__(vllm_config, *args, **kwargs)
 
@@ -78,7 +78,7 @@ class MemDecayCPUWorker(CPUWorker):
             raise UnsupportedError(
                 where=f"KV connector {type(connector).__name__}",
                 rule="the memdecay worker needs the memdecay connector",
-                remedy="Start the engine with MemDecayEngine, which sets both.",
+                remedy=REMEDY,
             )
         connector.bind_observer(self._observer)
 
