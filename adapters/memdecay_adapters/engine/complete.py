@@ -18,13 +18,18 @@ REMEDY = (
 
 
 def check_complete(vllm_config: VllmConfig) -> EngineSettings:
-    """Check that connector, page size and settings are there and agree; called by the worker and the connector.
-
-    That the worker is ours the connector sees by the cache that the worker asked for.
+    """Check that worker, connector, settings and page size are there and agree; called by worker and connector.
 
     Raises:
         ConfigError: a part is missing, or vLLM's block size is not the configuration's page size.
     """
+    worker = vllm_config.parallel_config.worker_cls
+    if not _is_ours(worker):
+        raise ConfigError(
+            where=f"vLLM worker_cls {worker!r}",
+            rule="the memdecay connector needs the memdecay worker, or evicted pages would still be read",
+            remedy=REMEDY,
+        )
     transfer = vllm_config.kv_transfer_config
     connector = transfer.kv_connector if transfer is not None else None
     if connector != CONNECTOR:
@@ -42,3 +47,13 @@ def check_complete(vllm_config: VllmConfig) -> EngineSettings:
             remedy=REMEDY,
         )
     return settings
+
+
+def _is_ours(worker: str) -> bool:
+    """Whether a worker class, by its qualified name, is one of this package's or derives from one."""
+    package = __name__.split(".")[0] + "."
+    if worker.startswith(package):
+        return True
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    return any(base.__module__.startswith(package) for base in resolve_obj_by_qualname(worker).__mro__)

@@ -6,7 +6,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from memdecay_adapters.engine.arguments import own_errors
-from memdecay_adapters.engine.worker_processes import environment_of_workers
+from memdecay_adapters.engine.worker_processes import environment_of_workers, errors_of_workers
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -24,6 +24,7 @@ def build_llm_engine(arguments: EngineArgs) -> LLMEngine:
     Raises:
         ConfigError, ModelError: see `own_errors`.
         UnsupportedError: see `check_supported` and the worker.
+        EngineError: one of several worker processes did not start.
     """
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -39,7 +40,7 @@ def build_llm_engine(arguments: EngineArgs) -> LLMEngine:
     if ranks == 1:
         vllm_config.parallel_config.distributed_executor_backend = "uni"
     try:
-        with own_errors(arguments.model), environment_of_workers(ranks):
+        with errors_of_workers(ranks), own_errors(arguments.model), environment_of_workers(ranks):
             return LLMEngine(
                 vllm_config=vllm_config,
                 executor_class=Executor.get_class(vllm_config),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -97,6 +97,8 @@ class SessionTurns:
     def _hints_of(self, request: Request) -> RequestHints | None:
         extra_args = getattr(request.sampling_params, "extra_args", None)
         hints = RequestHints.from_extra_args(extra_args)
+        if hints is None and isinstance(over_http := (extra_args or {}).get("kv_transfer_params"), Mapping):
+            hints = RequestHints.from_extra_args(over_http)  # a field of a server's requests: any JSON goes there
         if hints is None and self.config.default_budget_tokens is not None:
             # A request that names no regions still keeps to the default budget, as one user span.
             return RequestHints(spans=(Span(0, request.num_prompt_tokens, "user"),))

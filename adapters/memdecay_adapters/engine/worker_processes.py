@@ -1,10 +1,12 @@
-"""The environment that vLLM 0.32's worker processes on a CPU are started in."""
+"""Starting vLLM 0.32's worker processes on a CPU: their environment, and what becomes of their errors."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from memdecay_agents.errors import EngineError, MemDecayError
 
 
 @contextmanager
@@ -37,3 +39,25 @@ def environment_of_workers(ranks: int) -> Iterator[None]:
             os.environ.pop(name, None)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+@contextmanager
+def errors_of_workers(ranks: int) -> Iterator[None]:
+    """Turn the failure of a worker process into ours; only its text comes back from there, and not always that.
+
+    Raises:
+        EngineError: a worker did not start.
+    """
+    try:
+        yield
+    except MemDecayError:
+        raise
+    except Exception as error:
+        if ranks == 1:
+            raise
+        raise EngineError(
+            where=f"one of {ranks} worker processes",
+            rule=f"it did not start: {error}",
+            remedy="What is wrong stands in its own error in the log above; with tensor_parallel_size=1 it is raised "
+            "here. A script that starts several workers needs an `if __name__ == '__main__'` guard.",
+        ) from error
