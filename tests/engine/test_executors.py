@@ -36,7 +36,7 @@ from tests.engine.random_llama import random_llama
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
-NEW_TOKENS = 24
+NEW_TOKENS = 12
 CONFIG = MemDecayConfig(page_size_tokens=16, observed_layers="all", measure_every_steps=1)
 VLLM = {
     "dtype": "float32",
@@ -54,9 +54,9 @@ def ids(tokens, seed):
 
 
 REQUESTS = [
-    (ids(300, 1), hints(300, 192, session="one")),
-    (ids(400, 2), hints(400, 256, session="two")),
-    (ids(300, 1) + ids(90, 3), hints(390, 192, session="one", turn=1)),
+    (ids(240, 1), hints(240, 128, session="one")),
+    (ids(300, 2), hints(300, 160, session="two")),
+    (ids(240, 1) + ids(80, 3), hints(320, 128, session="one", turn=1)),
 ]
 """Two sessions under budgets that evict, and a second turn of the first, whose history diverges after the prompt."""
 
@@ -122,7 +122,7 @@ def test_two_ranks_give_the_same_tokens_and_plans(in_process, no_engine, llama):
         two_ranks = serve(engine)
 
     assert two_ranks.token_ids == in_process.token_ids
-    assert all(len(plan) >= 8 for plan in in_process.plans), "every request evicts"
+    assert all(len(plan) >= 4 for plan in in_process.plans), "every request evicts"
     for one, two in zip(in_process.plans, two_ranks.plans, strict=True):
         assert plan_difference(one, two) is None
 
@@ -146,7 +146,7 @@ def test_plans_may_differ_between_pages_of_equal_score_and_nowhere_else():
     assert plan_difference(plan, [entry(4, 128, 0.500004), entry(3, 128, 0.5), plan[2]]) is None
     assert plan_difference(plan, [*plan[:2], entry(7, 256, 0.8)]) is None, "the page counts, not its score"
     for planted, difference in [
-        ([*plan[:2], entry(8, 256, 0.90001)], "page 7 of score 0.9 and page 8"),
+        ([*plan[:2], entry(8, 256, 0.90002)], "page 7 of score 0.9 and page 8"),
         ([*plan[:2], entry(8, 256, 0.2)], "page 7 of score 0.9 and page 8"),
         ([*plan[:2], entry(8, 256, float("nan"))], "page 7 of score 0.9 and page 8"),
         ([*plan[:2], entry(7, 272, 0.9)], "after 256 tokens and after 272"),
@@ -236,7 +236,7 @@ def test_plain_vllm_with_its_core_in_a_process_gives_the_same_tokens_and_summari
         returned = output["returned"]["memdecay"]
         assert returned.pop("request_id") != expected.pop("request_id")
         assert returned == expected
-        assert returned["evictions"] >= 8
+        assert returned["evictions"] >= 4
         assert returned["peak_pages_decode"] <= returned["budget_pages"]
 
 
@@ -350,7 +350,6 @@ def start_plain(no_engine, llama, monkeypatch):
         ("additional_config", r"'memdecay' is missing.*vllm_arguments\(config\)"),
         ("block_size", r"block_size 128.*pages of 16 tokens.*vllm_arguments\(config\)"),
         ("worker_cls additional_config block_size", r"needs the memdecay worker"),
-        ("kv_transfer_config additional_config", r"needs the memdecay connector"),
     ],
 )
 def test_half_a_configuration_is_refused_with_what_to_change(start_plain, missing, message):
@@ -379,7 +378,6 @@ def test_another_connector_around_ours_is_refused(start_plain):
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"},
          "distributed_executor_backend='mp'"),
         ({"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "model": (4, 1)}, "decode_context_parallel"),
-        ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size=1"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='auto'"),
         ({"enable_lora": True}, "Leave enable_lora unset"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
