@@ -229,6 +229,7 @@ def test_plain_vllm_with_its_core_in_a_process_gives_the_same_tokens_and_summari
     arguments = vllm_arguments(CONFIG, check_integrity=True)
     arguments["kv_transfer_config"].pop("kv_connector_module_path")  # the plugin knows it by name
     requests = [[prompt, request_hints.to_extra_args()] for prompt, request_hints in REQUESTS]
+    requests[1][1] = {"kv_transfer_params": requests[1][1]}  # as hints come in through vLLM's HTTP server
     plain = run_plain(requests, **arguments)["outputs"]
     assert [output["token_ids"] for output in plain] == in_process.token_ids
     for output, retention in zip(plain, in_process.retention, strict=True):
