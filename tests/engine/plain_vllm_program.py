@@ -1,9 +1,9 @@
-"""A user's own script around plain vLLM, run by tests in a process of its own: tokens and summaries as JSON.
+"""A user's own script around a vLLM that knows nothing of memdecay, run by a test in a process of its own.
 
     python -m tests.engine.plain_vllm_program JOB.json RESULT.json
 
-The job: ``model``, ``arguments`` of vllm.LLM, ``requests`` of ``[prompt token ids, extra_args]``, ``new_tokens``, and
-``look``: whether to look into the engine, which must then be in this process.
+The job: ``model``, ``arguments`` of vllm.LLM, ``prompt`` (token ids), ``new_tokens``, ``extra_args``. The engine must
+be in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0): the result is what was found inside.
 """
 
 from __future__ import annotations
@@ -37,14 +37,10 @@ def main(job_file: str, result_file: str) -> None:
 
     job = json.loads(Path(job_file).read_text())
     llm = LLM(job["model"], **job["arguments"])
-    outputs = []
-    for prompt, extra_args in job["requests"]:
-        sampling = SamplingParams(
-            temperature=0, max_tokens=job["new_tokens"], ignore_eos=True, extra_args=extra_args or None
-        )
-        output = llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]
-        outputs.append({"token_ids": list(output.outputs[0].token_ids), "returned": output.kv_transfer_params})
-    result = {"outputs": outputs, "inside": what_is_inside(llm) if job["look"] else None}
+    sampling = SamplingParams(max_tokens=job["new_tokens"], ignore_eos=True, extra_args=job["extra_args"])
+    output = llm.generate({"prompt_token_ids": job["prompt"]}, sampling, use_tqdm=False)[0]
+    result = what_is_inside(llm)
+    result |= {"generated": len(output.outputs[0].token_ids), "returned": output.kv_transfer_params}
     Path(result_file).write_text(json.dumps(result))
 
 

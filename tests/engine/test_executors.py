@@ -193,59 +193,72 @@ def test_workers_start_with_threads_unbound_unless_the_user_says_otherwise(monke
 
 
 @pytest.fixture
-def run_plain(tmp_path, llama):
-    """Run a user's script around vllm.LLM with the plugin installed, as vLLM would find it."""
+def installed_plugin(tmp_path, monkeypatch):
+    """A folder in which vLLM finds the plugin as an installed package's, here and in processes started from here."""
     installed = tmp_path / "memdecay_test-0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: memdecay-test\nVersion: 0\n")
     plugins = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["vllm.general_plugins"]
     lines = ["[vllm.general_plugins]", *(f"{name} = {value}" for name, value in plugins.items())]
     (installed / "entry_points.txt").write_text("\n".join(lines))
-
-    def run(requests, *, in_one_process=False, **arguments):
-        job = {"model": llama, "arguments": {**VLLM, **arguments}, "new_tokens": NEW_TOKENS,
-               "requests": requests, "look": in_one_process}  # fmt: skip
-        (tmp_path / "job.json").write_text(json.dumps(job))
-        path = [tmp_path, ROOT, ROOT / "adapters", ROOT / "kernels", os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, path)),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_one_process else "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        }
-        environment.pop("VLLM_PLUGINS", None)
-        command = [sys.executable, "-m", "tests.engine.plain_vllm_program", "job.json", "result.json"]
-        command[-2:] = [str(tmp_path / name) for name in command[-2:]]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        return json.loads((tmp_path / "result.json").read_text())
-
-    return run
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    return tmp_path
 
 
-def test_plain_vllm_with_its_core_in_a_process_gives_the_same_tokens_and_summaries(in_process, no_engine, run_plain):
+def test_plain_vllm_with_its_core_in_a_process_gives_the_same_tokens_and_summaries(
+    in_process, no_engine, llama, installed_plugin, monkeypatch
+):
+    from vllm import LLM
+
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    plugin.register()  # this process may have loaded its plugins before; those of core and worker do it themselves
     arguments = vllm_arguments(CONFIG, check_integrity=True)
     arguments["kv_transfer_config"].pop("kv_connector_module_path")  # the plugin knows it by name
-    requests = [[prompt, request_hints.to_extra_args()] for prompt, request_hints in REQUESTS]
-    requests[1][1] = {"kv_transfer_params": requests[1][1]}  # as hints come in through vLLM's HTTP server
-    plain = run_plain(requests, **arguments)["outputs"]
-    assert [output["token_ids"] for output in plain] == in_process.token_ids
+    extra_args = [request_hints.to_extra_args() for _, request_hints in REQUESTS]
+    extra_args[1] = {"kv_transfer_params": extra_args[1]}  # as hints come in through vLLM's HTTP server
+    llm = LLM(llama, **VLLM, **arguments)
+    try:
+        assert getattr(llm.llm_engine.engine_core, "engine_core", None) is None, "the core is not in this process"
+        plain = []
+        for (prompt, _), extra in zip(REQUESTS, extra_args, strict=True):
+            sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, extra_args=extra)
+            plain += llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+    assert [list(output.outputs[0].token_ids) for output in plain] == in_process.token_ids
     for output, retention in zip(plain, in_process.retention, strict=True):
+        returned = json.loads(json.dumps(output.kv_transfer_params["memdecay"]))
         expected = json.loads(json.dumps(dataclasses.asdict(retention)))
-        returned = output["returned"]["memdecay"]
         assert returned.pop("request_id") != expected.pop("request_id")
         assert returned == expected
         assert returned["evictions"] >= 4
         assert returned["peak_pages_decode"] <= returned["budget_pages"]
 
 
-def test_plain_vllm_without_configuration_is_untouched_by_the_plugin(no_engine, run_plain):
+def test_plain_vllm_without_configuration_is_untouched_by_the_plugin(no_engine, llama, installed_plugin):
+    job, result = installed_plugin / "job.json", installed_plugin / "result.json"
     prompt, request_hints = REQUESTS[0]
-    plain = run_plain([[prompt, request_hints.to_extra_args()]], in_one_process=True)
-    assert plain["outputs"][0]["returned"] is None
-    assert plain["inside"] == {
+    job.write_text(json.dumps({"model": llama, "arguments": VLLM, "prompt": prompt, "new_tokens": 2,
+                               "extra_args": request_hints.to_extra_args()}))  # fmt: skip
+    path = [installed_plugin, ROOT, ROOT / "adapters", ROOT / "kernels", os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.plain_vllm_program", str(job), str(result)],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(result.read_text()) == {
         "worker": "CPUWorker",
         "backends": ["CPUAttentionBackend"],
         "connector": None,
@@ -253,6 +266,8 @@ def test_plain_vllm_without_configuration_is_untouched_by_the_plugin(no_engine, 
         "block_size": 128,
         "known_by_name": True,
         "modules": ["memdecay_adapters", "memdecay_adapters.engine", "memdecay_adapters.engine.plugin"],
+        "generated": 2,
+        "returned": None,
     }
 
 
