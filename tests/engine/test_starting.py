@@ -65,7 +65,8 @@ def test_a_model_whose_layers_are_not_all_full_attention_is_refused(tiny, kind, 
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
          UnsupportedError, "Leave speculative_config unset"),
         ({"pipeline_parallel_size": 2}, UnsupportedError, "Set pipeline_parallel_size=1"),
-        ({"tensor_parallel_size": 2}, UnsupportedError, "Set tensor_parallel_size=1"),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"},
+         UnsupportedError, "Set distributed_executor_backend='mp'"),
         ({"async_scheduling": True}, ConfigError, "asynchronous scheduling are not tested"),
         ({"kv_cache_memory_bytes": 2**16}, ConfigError, "a larger kv_cache_memory_bytes"),
         ({"data_parallel_size": 2}, UnsupportedError, "data parallelism is on"),
@@ -112,7 +113,8 @@ def test_the_other_unsupported_properties_are_refused_one_by_one():
         values = {
             "hf_text_config": SimpleNamespace(), "model": "m", "is_hybrid": False, "use_mla": False,
             "is_multimodal_model": False, "runner_type": "generate", "pipeline_parallel_size": 1,
-            "world_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1,
+            "world_size": 1, "tensor_parallel_size": 1, "nnodes": 1, "distributed_executor_backend": "uni",
+            "get_total_num_kv_heads": lambda: 3, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1,
             "data_parallel_size": 1,
             "cache_dtype": "auto", "block_size": 16, **changes,
         }  # fmt: skip
@@ -125,11 +127,17 @@ def test_the_other_unsupported_properties_are_refused_one_by_one():
     check_supported(config())
     check_supported(config(hf_text_config=SimpleNamespace(sliding_window=64, use_sliding_window=False)))
     check_supported(config(hf_text_config=SimpleNamespace(sliding_window=64, layer_types=["full_attention"])))
+    check_supported(config(world_size=3, tensor_parallel_size=3, distributed_executor_backend="mp"))
+    check_supported(config(world_size=6, tensor_parallel_size=6, distributed_executor_backend="mp"))
     for changes, message in [
         ({"use_mla": True}, "latent attention.*grouped-query"),
         ({"is_multimodal_model": True}, "images, audio or video.*text-only"),
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size=1"),
         ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size=1"),
+        ({"world_size": 2, "tensor_parallel_size": 2}, "3 key-value heads do not divide among 2 ranks"),
+        ({"world_size": 2}, "spread over 2 workers, 1 of them"),
+        ({"nnodes": 2}, "several machines"),
+        ({"distributed_executor_backend": "ray"}, "executor is 'ray'"),
         ({"cache_dtype": "int8_per_token_head"}, "quantised"),
         ({"block_size": 24}, "multiple of 16"),
         ({"hf_text_config": SimpleNamespace(layer_types=["full_attention", "sliding_attention"])}, "sliding"),

@@ -2,9 +2,11 @@
 
 versions, support   which vLLM and which models are served; refused at start-up otherwise
 engine              the public engine: submit, generate, pool_stats, ledger
+plain_vllm, plugin  the same in a plain vllm.LLM or vllm serve; complete refuses half of it
 engine_thread       the thread that owns vLLM; stream is the caller's end of a request
 controller          scheduler side: sessions, scores, plans, ledger
 manager, spec       vLLM's cache manager for full attention, whose requests may lose pages
+worker_processes    what tensor-parallel workers need to start
 connector           the two-way channel between scheduler and worker; step_messages are what it carries
 worker, worker_rows the worker: null evicted pages before the forward pass
 cpu_backend         attention over the retained pages; observer and cpu_key_layout measure its mass
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memdecay_adapters.engine.engine import MemDecayEngine
+    from memdecay_adapters.engine.plain_vllm import vllm_arguments
     from memdecay_adapters.engine.results import GenerationChunk, GenerationResult, RetentionSummary
     from memdecay_adapters.engine.shared import shared_engine
     from memdecay_adapters.engine.stream import RequestStream
@@ -28,6 +31,7 @@ _HOME = {
     "RequestStream": "stream",
     "RetentionSummary": "results",
     "shared_engine": "shared",
+    "vllm_arguments": "plain_vllm",
 }
 
 __all__ = [
@@ -37,6 +41,7 @@ __all__ = [
     "RequestStream",
     "RetentionSummary",
     "shared_engine",
+    "vllm_arguments",
 ]
 
 

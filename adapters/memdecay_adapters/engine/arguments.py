@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from memdecay_adapters.engine.complete import CONNECTOR
 from memdecay_adapters.engine.platform_parts import usable_parts
 from memdecay_adapters.engine.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 from memdecay_agents.errors import ConfigError, ModelError
@@ -15,8 +16,7 @@ from memdecay_agents.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
-CONNECTOR_MODULE = "memdecay_adapters.engine.connector"
-CONNECTOR = "MemDecayConnector"
+CONNECTOR_MODULE = "memdecay_adapters.engine.plugin"
 
 DEFAULTS: Mapping[str, Any] = {
     "enforce_eager": True,  # start in seconds: compiling a small model on a CPU takes a minute
@@ -77,17 +77,29 @@ def build_engine_args(model: str, settings: EngineSettings, engine_args: Mapping
             rule="the embedded engine writes this key",
             remedy="Pass these settings as MemDecayConfig.",
         )
+    ours = our_arguments(settings)
+    ours["additional_config"] = {**additional, **ours["additional_config"]}
     with own_errors(model):
-        return EngineArgs(
-            model=model,
-            block_size=settings.config.page_size_tokens,
-            worker_cls=parts.worker_cls,
-            kv_transfer_config=KVTransferConfig(
-                kv_connector=CONNECTOR, kv_connector_module_path=CONNECTOR_MODULE, kv_role="kv_both"
-            ),
-            additional_config={**additional, **settings.to_additional_config()},
-            **arguments,
-        )
+        ours["kv_transfer_config"] = KVTransferConfig(**ours["kv_transfer_config"])
+        return EngineArgs(model=model, **ours, **arguments)
+
+
+def our_arguments(settings: EngineSettings) -> dict[str, Any]:
+    """The engine arguments that make eviction work, by vLLM's names and as plain JSON types.
+
+    Raises:
+        UnsupportedError: a platform that is not served, or CUDA without the user's word.
+    """
+    return {
+        "worker_cls": usable_parts(allow_untested_gpu=settings.allow_untested_gpu).worker_cls,
+        "kv_transfer_config": {
+            "kv_connector": CONNECTOR,
+            "kv_connector_module_path": CONNECTOR_MODULE,
+            "kv_role": "kv_both",
+        },
+        "block_size": settings.config.page_size_tokens,
+        "additional_config": settings.to_additional_config(),
+    }
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from memdecay_adapters.engine.block_rows import held_pages
+from memdecay_adapters.engine.complete import REMEDY, check_complete
 from memdecay_adapters.engine.controller import EvictionController
 from memdecay_adapters.engine.integrity import check_rows_against_pool
 from memdecay_adapters.engine.manager import MemDecayManager
 from memdecay_adapters.engine.metrics import EventDeltas, ServedMetrics
 from memdecay_adapters.engine.observer import StepObserver
 from memdecay_adapters.engine.pressure import PoolPressure
-from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.step_messages import AttentionReport, StepDirections
 from memdecay_agents.errors import UnsupportedError
 
@@ -47,7 +47,8 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._settings = EngineSettings.from_vllm_config(vllm_config)
+        self._settings = check_complete(vllm_config)
+        self._ranks = vllm_config.parallel_config.tensor_parallel_size
         self._chunk_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._observer: StepObserver | None = None
         self._controller: EvictionController | None = None
@@ -73,7 +74,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
             raise UnsupportedError(
                 where=f"KV-cache groups {[type(manager).__name__ for manager in managers]}",
                 rule="pages are evicted from exactly one full-attention group",
-                remedy="Use a model whose layers are all full attention, started by MemDecayEngine.",
+                remedy=f"Use a model whose layers are all full attention, and the memdecay worker. {REMEDY}",
             )
         self.manager = managers[0]
         pool_pages = self.manager.block_pool.num_gpu_blocks - 1
@@ -115,6 +116,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         """Take in what the worker measured."""
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, AttentionReport):
+            report.check_ranks(self._ranks)
             for request_id, measured in report.by_request.items():
                 self.controller.observe(
                     request_id,

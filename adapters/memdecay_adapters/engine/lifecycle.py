@@ -6,6 +6,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from memdecay_adapters.engine.arguments import own_errors
+from memdecay_adapters.engine.worker_processes import environment_of_workers, errors_of_workers
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -13,15 +14,17 @@ if TYPE_CHECKING:
 
 
 def build_llm_engine(arguments: EngineArgs) -> LLMEngine:
-    """vLLM's engine with core and worker in this process, whatever VLLM_ENABLE_V1_MULTIPROCESSING says.
+    """vLLM's engine with the core in this process, whatever VLLM_ENABLE_V1_MULTIPROCESSING says.
 
-    A core or worker in another process would start through ``multiprocessing`` and break user scripts that
-    have no ``__main__`` guard. On a CPU vLLM would otherwise choose worker processes, for the sake of thread
-    binding; in this process the number of threads is OMP_NUM_THREADS, or all cores.
+    A single worker is in this process too: in another one it would start through ``multiprocessing`` and break
+    user scripts that have no ``__main__`` guard. On a CPU vLLM would otherwise choose a worker process, for the
+    sake of thread binding; in this process the number of threads is OMP_NUM_THREADS, or all cores. The workers
+    of a tensor-parallel engine are processes, and its script needs the guard.
 
     Raises:
         ConfigError, ModelError: see `own_errors`.
         UnsupportedError: see `check_supported` and the worker.
+        EngineError: one of several worker processes did not start.
     """
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -33,10 +36,11 @@ def build_llm_engine(arguments: EngineArgs) -> LLMEngine:
     with own_errors(arguments.model):
         vllm_config = arguments.create_engine_config(UsageContext.LLM_CLASS)
     check_supported(vllm_config)
-    if vllm_config.parallel_config.world_size == 1:
+    ranks = vllm_config.parallel_config.world_size
+    if ranks == 1:
         vllm_config.parallel_config.distributed_executor_backend = "uni"
     try:
-        with own_errors(arguments.model):
+        with errors_of_workers(ranks), own_errors(arguments.model), environment_of_workers(ranks):
             return LLMEngine(
                 vllm_config=vllm_config,
                 executor_class=Executor.get_class(vllm_config),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -115,6 +115,8 @@ class SessionTurns:
     def _hints_of(self, request: Request) -> RequestHints | None:
         extra_args = getattr(request.sampling_params, "extra_args", None)
         hints = RequestHints.from_extra_args(extra_args)
+        if hints is None and isinstance(over_http := (extra_args or {}).get("kv_transfer_params"), Mapping):
+            hints = RequestHints.from_extra_args(over_http)  # a field of a server's requests: any JSON goes there
         if hints is None and self.config.budget_of("") is not None:
             # A request that names no regions still keeps to the default budget, as one user span.
             return RequestHints(spans=(Span(0, request.num_prompt_tokens, "user"),))

@@ -61,7 +61,8 @@ class EngineSettings(BaseModel):
             raise ConfigError(
                 where="vLLM additional_config",
                 rule=f"the key {ADDITIONAL_CONFIG_KEY!r} is missing",
-                remedy="Start the engine with MemDecayEngine, which fills it in.",
+                remedy="Start the engine with MemDecayEngine, which fills it in, or give a plain vLLM all of "
+                "memdecay_adapters.engine.vllm_arguments(config) (what `memdecay serve-args` prints).",
             )
         try:
             return cls.model_validate(raw)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.utils.math_utils import cdiv
@@ -35,6 +36,23 @@ class MemDecaySpec(FullAttentionSpec):
         pages = budget.guarantee // self.block_size + cdiv(chunk_tokens, self.block_size) + 1
         return min(full, pages * self.page_size_bytes)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle through `_registered_spec`: the engine core of a multi-process vLLM gets its specs from a worker."""
+        return _registered_spec, (_init_fields(self),)
+
+
+def _registered_spec(fields: dict[str, Any]) -> MemDecaySpec:
+    """Rebuild a spec in another process and tell vLLM there which manager serves it.
+
+    Without that vLLM would silently serve the spec's base class by its own manager.
+    """
+    register_spec()
+    return MemDecaySpec(**fields)
+
+
+def _init_fields(spec: FullAttentionSpec) -> dict[str, Any]:
+    return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec) if field.init}
+
 
 def register_spec() -> None:
     """Tell vLLM which manager serves `MemDecaySpec`; idempotent.
@@ -62,6 +80,5 @@ def to_memdecay_specs(specs: dict[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
                 remedy="Use a model whose layers are all full attention (Llama, Qwen2.5, Qwen3, SmolLM2, ...), "
                 "or run this one in vLLM without memdecay.",
             )
-        fields = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec) if f.init}
-        replaced[layer] = MemDecaySpec(**fields)
+        replaced[layer] = MemDecaySpec(**_init_fields(spec))
     return replaced

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from memdecay_agents.errors import IntegrityError
+
 
 @dataclass
 class StepDirections(KVConnectorMetadata):
@@ -47,14 +49,37 @@ class AttentionReport(KVConnectorWorkerMetadata):
     """How many tensor-parallel ranks the masses are summed over."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> AttentionReport:
-        """Add another rank's report: the same tokens, other heads."""
+        """Add another rank's report: the same tokens, other heads.
+
+        Raises:
+            IntegrityError: the other rank measured other requests or other tokens, so that its block tables
+                are not this rank's.
+        """
         if not isinstance(other, AttentionReport):
             raise TypeError(f"cannot aggregate {type(other).__name__} into an AttentionReport")
-        merged = dict(self.by_request)
-        for request_id, report in other.by_request.items():
-            mine = merged.get(request_id)
-            if mine is None:
-                merged[request_id] = report
-            else:
-                merged[request_id] = MassReport(report.token_index, mine.mass + report.mass)
+        if self.by_request.keys() != other.by_request.keys():
+            _ranks_differ(f"one measured requests {sorted(self.by_request)}, another {sorted(other.by_request)}")
+        merged = {}
+        for request_id, mine in self.by_request.items():
+            theirs = other.by_request[request_id]
+            if not torch.equal(mine.token_index, theirs.token_index):
+                _ranks_differ(f"they hold different tokens of request {request_id!r}")
+            merged[request_id] = MassReport(mine.token_index, mine.mass + theirs.mass)
         return AttentionReport(merged, self.ranks + other.ranks)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Check that every one of the engine's ranks is in the sum.
+
+        Raises:
+            IntegrityError: some measured nothing in a step in which others did.
+        """
+        if self.ranks != ranks:
+            _ranks_differ(f"{self.ranks} of {ranks} measured attention")
+
+
+def _ranks_differ(rule: str) -> None:
+    raise IntegrityError(
+        where="tensor-parallel ranks",
+        rule=rule,
+        remedy="This is a fault of the engine, not of your request: please report it.",
+    )

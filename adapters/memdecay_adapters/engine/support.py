@@ -30,14 +30,22 @@ def check_supported(vllm_config: VllmConfig) -> None:
         (model.use_mla, "the model uses multi-head latent attention", "Use a model with grouped-query attention."),
         (model.is_multimodal_model, "the model takes images, audio or video", "Use a text-only model."),
         (model.runner_type != "generate", f"the runner is {model.runner_type!r}", "Use a generating model."),
-        (parallel.world_size > 1 and parallel.pipeline_parallel_size == 1,
-         f"the model is spread over {parallel.world_size} workers, which is not tested", "Set tensor_parallel_size=1."),
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism is on", "Set pipeline_parallel_size=1."),
         (parallel.decode_context_parallel_size > 1, "decode context parallelism is on",
          "Set decode_context_parallel_size=1."),
         (parallel.prefill_context_parallel_size > 1, "prefill context parallelism is on",
          "Set prefill_context_parallel_size=1."),
         (parallel.data_parallel_size > 1, "data parallelism is on", "Run one engine per replica."),
+        (parallel.world_size != parallel.tensor_parallel_size,
+         f"the model is spread over {parallel.world_size} workers, {parallel.tensor_parallel_size} of them by tensor "
+         "parallelism", "Set tensor_parallel_size only."),
+        (parallel.nnodes > 1, "the workers are on several machines, which is untested", "Set nnodes=1."),
+        (parallel.distributed_executor_backend not in ("uni", "mp", None),
+         f"the executor is {parallel.distributed_executor_backend!r}, which is untested or has a scheduler per rank",
+         "Set distributed_executor_backend='mp'."),
+        (not _kv_heads_divide(model.get_total_num_kv_heads(), parallel.tensor_parallel_size),
+         f"{model.get_total_num_kv_heads()} key-value heads do not divide among {parallel.tensor_parallel_size} ranks",
+         "Set tensor_parallel_size to a divisor of the key-value heads, or to a multiple of them."),
         (vllm_config.speculative_config is not None, "speculative decoding is on", "Leave speculative_config unset."),
         (vllm_config.lora_config is not None, "LoRA is on, which is untested", "Leave enable_lora unset."),
         (str(cache.cache_dtype).startswith(("fp8", "int8", "nvfp4", "turboquant")),
@@ -47,6 +55,15 @@ def check_supported(vllm_config: VllmConfig) -> None:
     for refused, rule, remedy in refusals:
         if refused:
             raise UnsupportedError(where=f"model {model.model!r}", rule=rule, remedy=remedy)
+
+
+def _kv_heads_divide(kv_heads: int, ranks: int) -> bool:
+    """Whether each rank gets as many key-value heads as any other, or as many copies of one.
+
+    vLLM holds a copy of a head on several ranks when there are more ranks than heads. Each rank's mass is the mean
+    over its own query heads, as many as any other's, so that the mean over the ranks is the mean over all heads.
+    """
+    return kv_heads % ranks == 0 or ranks % kv_heads == 0
 
 
 def check_attention_layer(layer: Any) -> None:

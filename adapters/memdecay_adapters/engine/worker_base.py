@@ -11,9 +11,9 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
+from memdecay_adapters.engine.complete import REMEDY, check_complete
 from memdecay_adapters.engine.connector import MemDecayConnector
 from memdecay_adapters.engine.observer import StepObserver, observed_layer_names
-from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.spec import register_spec, to_memdecay_specs
 from memdecay_adapters.engine.step_messages import StepDirections
 from memdecay_adapters.engine.support import check_attention_layer
@@ -57,7 +57,7 @@ class MemDecayWorkerMixin(_Worker):
         self._refuse_unsupported(vllm_config)
         register_spec()
         self._register_backend()
-        self._settings = EngineSettings.from_vllm_config(vllm_config)
+        self._settings = check_complete(vllm_config)
         self._observer = self._new_observer()
         super().__init__(vllm_config, *args, **kwargs)
 
@@ -95,7 +95,7 @@ class MemDecayWorkerMixin(_Worker):
             raise UnsupportedError(
                 where=f"KV connector {type(connector).__name__}",
                 rule="the memdecay worker needs the memdecay connector",
-                remedy="Start the engine with MemDecayEngine, which sets both.",
+                remedy=REMEDY,
             )
         connector.bind_observer(self._observer)
 

@@ -1,0 +1,42 @@
+"""``memdecay serve-args``: the flags that make ``vllm serve`` evict, as one shell-quoted line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.errors import ConfigError
+
+
+def serve_args(
+    budget: Annotated[int | None, typer.Option(help="Budget of requests that bring none, in tokens.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Eviction policy.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A MemDecayConfig as JSON; the options go over it.")] = None,
+    dtype: Annotated[str, typer.Option(help="What the model runs in; the page size depends on it.")] = "auto",
+) -> None:
+    """Print flags for vllm serve: eval "vllm serve MODEL $(memdecay serve-args --budget 4096)"."""
+    from memdecay_adapters.engine.plain_vllm import command_line_flags, vllm_arguments
+
+    fields = _read(config) if config is not None else {}
+    if budget is not None:
+        fields["default_budget_tokens"] = budget
+    if policy is not None:
+        fields["policy"] = policy
+    typer.echo(shlex.join(command_line_flags(vllm_arguments(MemDecayConfig(**fields), dtype=dtype))))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            where=f"--config {path}", rule=f"it cannot be read: {error}", remedy="Give a file of JSON."
+        ) from error
+    if not isinstance(fields, dict):
+        raise ConfigError(where=f"--config {path}", rule="it is no JSON object", remedy='Write {"field": value, ...}.')
+    return fields
