@@ -140,7 +140,7 @@ class SessionTurns:
         )
         state.tokens.relabel(clip(hints.spans, 0, match.tokens))
         tracked.state, tracked.match, tracked.continued_tokens = state, None, match.tokens
-        tracked.clean_pages = retained.clean_pages
+        tracked.clean_pages = retained.clean_pages_at(match.tokens, self.page_size_tokens)
         return retained
 
     def _state_of(self, tracked: TrackedRequest) -> SessionState:
