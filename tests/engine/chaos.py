@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from vllm import SamplingParams
 
 from memdecay_adapters.engine import MemDecayEngine, RequestStream
+from memdecay_adapters.engine.engine import DEFAULT_TENANT
 from memdecay_agents import MemDecayConfig, RequestHints
 from memdecay_agents.errors import MemDecayError
 from memdecay_agents.ledger import Ledger
@@ -28,28 +29,27 @@ PAGE = 16
 POOL_PAGES = 63
 CHUNK_TOKENS = 64
 MAX_MODEL_LEN = 768
-LONGEST_PROMPT = 480
+LONGEST_PROMPT = 560
 MOST_LIVE_REQUESTS = 5
 MOST_CONVERSATIONS = 6
-BUDGETS_TOKENS = (None, 128, 160, 256, 416)
+BUDGETS_TOKENS = (None, 128, 144, 192, 288)
 """One more number stands for a request without hints."""
 MAX_DISTANCE = 2e-4
 """Between the engine's log-probabilities and the oracle's."""
 BALLAST = "ballast"
 """A row that holds blocks and belongs to no request: a smaller pool."""
 
-_TEXT, _NEW_TOKENS = (0, 9999), (1, 24)
+_PROMPT = {"text": (0, 9999), "new_tokens": (1, 24), "then_steps": (0, 8)}
 RANGES: dict[str, dict[str, tuple[int, int]]] = {
     "add": {
         "tenant": (0, 1), "thread": (0, 2), "agent": (0, 1), "budget": (0, len(BUDGETS_TOKENS)),
-        "text": _TEXT, "length": (1, 280), "new_tokens": _NEW_TOKENS,
+        "length": (1, 380), **_PROMPT,
     },
-    "append": {"which": (0, 99), "text": _TEXT, "length": (1, 120), "new_tokens": _NEW_TOKENS},
-    "rewind": {"which": (0, 99), "keep_percent": (0, 100), "text": _TEXT, "length": (1, 120), "new_tokens": _NEW_TOKENS},
-    "fork": {"which": (0, 99), "text": _TEXT, "length": (1, 120), "new_tokens": _NEW_TOKENS},
+    "append": {"which": (0, 99), "length": (1, 160), **_PROMPT},
+    "rewind": {"which": (0, 99), "keep_percent": (0, 100), "length": (1, 160), **_PROMPT},
+    "fork": {"which": (0, 99), "length": (1, 160), **_PROMPT},
     "share": {
-        "which": (0, 99), "keep_percent": (1, 100), "tenant": (0, 1), "thread": (0, 2),
-        "text": _TEXT, "length": (1, 120), "new_tokens": _NEW_TOKENS,
+        "which": (0, 99), "keep_percent": (1, 100), "tenant": (0, 1), "thread": (0, 2), "length": (1, 160), **_PROMPT,
     },
     "abort": {"which": (0, 99)},
     "preempt": {},
@@ -59,7 +59,10 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
     "steps": {"most": (1, 16)},
     "finish_all": {},
 }  # fmt: skip
-"""The numbers of each operation: name to (least, most)."""
+"""The numbers of each operation, name to (least, most), and how many steps the engine then takes."""
+FREQUENCY: dict[str, int] = {"steps": 24, "append": 10, "add": 6, "rewind": 4, "fork": 2, "share": 2, "abort": 2,
+                             "preempt": 2, "shrink_pool": 2, "grow_pool": 1, "close_sessions": 1, "finish_all": 1}  # fmt: skip
+"""How often a seeded run does each operation, among those that are enabled."""
 
 
 def chaos_engine(model_folder: str) -> MemDecayEngine:
@@ -104,6 +107,11 @@ class Submitted:
     """Held above the budget in decode."""
 
     @property
+    def tenant(self) -> str:
+        """Whose pages it may share; a request without hints names no tenant."""
+        return self.conversation.tenant if self.hints is not None else DEFAULT_TENANT
+
+    @property
     def budget_pages(self) -> int | None:
         """Whole pages of the budget; None: no limit."""
         tokens = self.conversation.budget_tokens if self.conversation.hinted else None
@@ -129,17 +137,24 @@ class Chaos:
         self.trace: list[str] = []
         """The operations since `reset`, for a failure's report."""
         self.worst_distance = 0.0
+        self._ballast_pages = 0
+        self._submitted_at_close = 0
         self._known: weakref.WeakKeyDictionary[Any, tuple[Sight, int | None]] = weakref.WeakKeyDictionary()
 
     # ---- what can happen
 
-    def do(self, name: str, **numbers: int) -> None:
+    def do(self, name: str, *, then_steps: int = 0, **numbers: int) -> None:
         """Do one operation, take in what it brought to an end, and check everything."""
-        self.trace.append(f"{name}({', '.join(f'{key}={value}' for key, value in numbers.items())})")
+        shown = ", ".join(f"{key}={value}" for key, value in {**numbers, "then_steps": then_steps}.items())
+        self.trace.append(f"{name}({shown})")
         self.counts[name] += 1
         getattr(self, name)(**numbers)
         self._collect()
         self.check()
+        if then_steps:
+            self.steps(then_steps)
+            self._collect()
+            self.check()
 
     def enabled(self, name: str) -> bool:
         """Whether an operation would do anything now."""
@@ -147,6 +162,12 @@ class Chaos:
             return bool(self.conversations) and len(self.live) < MOST_LIVE_REQUESTS
         if name == "add":
             return len(self.live) < MOST_LIVE_REQUESTS
+        if name == "grow_pool":
+            return self._ballast_pages > 0
+        if name == "close_sessions":
+            return self.counts["submitted"] > self._submitted_at_close + 3
+        if name == "shrink_pool":
+            return self._ballast_pages < POOL_PAGES // 2
         return bool(self.live) or name not in ("abort", "preempt", "steps", "finish_all")
 
     def add(
@@ -157,6 +178,7 @@ class Chaos:
         conversation = Conversation.begin(
             text, length, tenant=f"tenant-{tenant}", thread=f"thread-{thread}", agent=f"agent-{agent}",
             budget_tokens=BUDGETS_TOKENS[budget] if hinted else None, hinted=hinted,
+            pins=("tool_in",) if text % 4 == 0 else (),
         )  # fmt: skip
         self.conversations = [*self.conversations[1 - MOST_CONVERSATIONS :], conversation]
         self._submit(conversation, new_tokens)
@@ -217,8 +239,9 @@ class Chaos:
 
         def take(llm: Any, internals: Any) -> None:
             manager = _manager(internals.scheduler)
-            free = manager.block_pool.get_num_free_blocks()
-            manager.req_to_blocks[BALLAST].extend(manager.block_pool.get_new_blocks(min(pages, free)))
+            taken = manager.block_pool.get_new_blocks(min(pages, manager.block_pool.get_num_free_blocks()))
+            manager.req_to_blocks[BALLAST].extend(taken)
+            self._ballast_pages += len(taken)
 
         self.stepped.look(take)
 
@@ -228,11 +251,13 @@ class Chaos:
         def give(llm: Any, internals: Any) -> None:
             manager = _manager(internals.scheduler)
             manager.block_pool.free_blocks(manager.req_to_blocks.pop(BALLAST, []))
+            self._ballast_pages = 0
 
         self.stepped.look(give)
 
     def close_sessions(self, thread: int, tenant: int) -> None:
         """Of one thread or all, of one tenant or all."""
+        self._submitted_at_close = self.counts["submitted"]
         self.engine.close_sessions(
             f"thread-{thread}" if thread < 3 else None, tenant=f"tenant-{tenant}" if tenant < 2 else None
         )
@@ -311,7 +336,7 @@ class Chaos:
             assert budget_pages is None or len(session.held_pages) <= budget_pages, "an idle session above its budget"
         self._check_sharing(
             [
-                *((self.live[_public_id(name)].conversation.tenant, row, scheduler.requests[name].all_token_ids)
+                *((self.live[_public_id(name)].tenant, row, scheduler.requests[name].all_token_ids)
                   for name, row in rows.items() if name != BALLAST),
                 *((session.home.tenant, session.blocks, session.token_ids.tolist()) for session in idle),
             ]
@@ -479,7 +504,8 @@ def _public_id(request_id: str) -> str:
     return request_id.rsplit("-", 1)[0]
 
 
-def drawn(name: str, number: Callable[[int, int], int]) -> Iterator[tuple[str, int]]:
-    """The numbers of an operation, each drawn from its range."""
-    for key, (least, most) in RANGES[name].items():
-        yield key, number(least, most)
+def draw(chaos: Chaos, random: Random) -> tuple[str, dict[str, int]]:
+    """The next operation of a seeded run, with its numbers."""
+    enabled = [name for name in FREQUENCY if chaos.enabled(name)]
+    (name,) = random.choices(enabled, [FREQUENCY[name] for name in enabled])
+    return name, {key: random.randint(least, most) for key, (least, most) in RANGES[name].items()}

@@ -42,6 +42,8 @@ class Conversation:
     budget_tokens: int | None
     hinted: bool = True
     """False: sent without hints, as to a stock engine."""
+    pins: tuple[str, ...] = ()
+    """Regions pinned beside the system prompt, in all its turns."""
     tokens: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
@@ -79,7 +81,7 @@ class Conversation:
             return None
         return RequestHints(
             tenant=self.tenant, session=self.thread, agent=self.agent, budget_tokens=self.budget_tokens,
-            spans=tuple(self.spans), output_region=OUTPUT_REGION,
+            pins=self.pins, spans=tuple(self.spans), output_region=OUTPUT_REGION,
         )  # fmt: skip
 
     def pinned_pages(self, page_size_tokens: int) -> frozenset[int]:
@@ -87,6 +89,6 @@ class Conversation:
         pages: set[int] = set()
         if self.hinted:
             for span in self.spans:
-                if span.region == "system" or span.flags & SpanFlag.PINNED:
+                if span.region in ("system", *self.pins) or span.flags & SpanFlag.PINNED:
                     pages.update(range(span.start // page_size_tokens, (span.end - 1) // page_size_tokens + 1))
         return frozenset(pages)
