@@ -128,6 +128,14 @@ def tokenizer(model_path: str) -> Any:
 
 
 @pytest.fixture(scope="session")
+def random_llama_path(tmp_path_factory: pytest.TempPathFactory, model_path: str) -> str:
+    """A folder with the seeded small Llama; token ids of its prompts are below 1024."""
+    from tests.engine.random_llama import random_llama
+
+    return random_llama(tmp_path_factory.mktemp("random") / "llama", tokenizer_from=model_path)
+
+
+@pytest.fixture(scope="session")
 def oracle(model_path: str) -> Any:
     """The same model in transformers, float32, eager attention."""
     from tests.engine.oracle import Oracle

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.engine.chaos import RANGES, Chaos, chaos_engine
 from tests.engine.oracle import Oracle
-from tests.engine.random_llama import random_llama
 
 pytestmark = pytest.mark.engine
 
@@ -59,10 +58,9 @@ class ChaosMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def chaos(no_engine, tmp_path, model_path):
-    folder = random_llama(tmp_path / "model", tokenizer_from=model_path)
-    engine = chaos_engine(folder)
-    yield Chaos(engine, Oracle(folder))
+def chaos(no_engine, random_llama_path):
+    engine = chaos_engine(random_llama_path)
+    yield Chaos(engine, Oracle(random_llama_path))
     engine.close()
 
 
