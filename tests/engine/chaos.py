@@ -1,4 +1,4 @@
-"""Everything that can happen to a running engine, in any order, and what must hold after each of it.
+"""Everything that can happen to a running engine, in any order; `Invariants` says what must hold after each of it.
 
 The operations take plain numbers, so that hypothesis can search them and a seeded generator can draw them: `RANGES`
 names each operation's numbers. A number stands for itself, or for one of the things there are (modulo their count).
@@ -6,38 +6,28 @@ names each operation's numbers. A number stands for itself, or for one of the th
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any
 
 from vllm import SamplingParams
 
-from memdecay_adapters.engine import MemDecayEngine, RequestStream
-from memdecay_adapters.engine.engine import DEFAULT_TENANT
-from memdecay_agents import MemDecayConfig, RequestHints
+from memdecay_adapters.engine import MemDecayEngine
 from memdecay_agents.errors import MemDecayError
-from memdecay_agents.ledger import Ledger
+from tests.engine.chaos_engine import BALLAST, PAGE, POOL_PAGES, manager_of
 from tests.engine.conversations import Conversation
+from tests.engine.invariants import Invariants
 from tests.engine.oracle import Oracle
-from tests.engine.sight import Sight
 from tests.engine.stepped import SteppedEngine
+from tests.engine.submitted import Submitted
 
-PAGE = 16
-POOL_PAGES = 63
-CHUNK_TOKENS = 64
-MAX_MODEL_LEN = 768
 LONGEST_PROMPT = 560
 MOST_LIVE_REQUESTS = 5
 MOST_CONVERSATIONS = 6
 BUDGETS_TOKENS = (None, 128, 144, 192, 288)
 """One more number stands for a request without hints."""
-MAX_DISTANCE = 2e-4
-"""Between the engine's log-probabilities and the oracle's."""
-BALLAST = "ballast"
-"""A row that holds blocks and belongs to no request: a smaller pool."""
 
 _PROMPT = {"text": (0, 9999), "new_tokens": (1, 24), "then_steps": (0, 8)}
 RANGES: dict[str, dict[str, tuple[int, int]]] = {
@@ -60,62 +50,11 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
     "finish_all": {},
 }  # fmt: skip
 """The numbers of each operation, name to (least, most), and how many steps the engine then takes."""
-FREQUENCY: dict[str, int] = {"steps": 24, "append": 10, "add": 6, "rewind": 4, "fork": 2, "share": 2, "abort": 2,
-                             "preempt": 2, "shrink_pool": 2, "grow_pool": 1, "close_sessions": 1, "finish_all": 1}  # fmt: skip
+FREQUENCY: dict[str, int] = {
+    "steps": 24, "append": 10, "add": 6, "rewind": 4, "fork": 2, "share": 2, "abort": 2,
+    "preempt": 2, "shrink_pool": 2, "grow_pool": 1, "close_sessions": 1, "finish_all": 1,
+}  # fmt: skip
 """How often a seeded run does each operation, among those that are enabled."""
-
-
-def chaos_engine(model_folder: str) -> MemDecayEngine:
-    """The engine that chaos is made for: 63 pages, chunks of 64 tokens, every integrity check on."""
-    return MemDecayEngine(
-        model_folder,
-        config=MemDecayConfig(page_size_tokens=PAGE, observed_layers="all", measure_every_steps=2),
-        engine_args={
-            "dtype": "float32",
-            "max_num_batched_tokens": CHUNK_TOKENS,
-            "max_model_len": MAX_MODEL_LEN,
-            "num_gpu_blocks_override": POOL_PAGES + 1,
-        },
-        check_integrity=True,
-    )
-
-
-@dataclass
-class Life:
-    """What one request computed between two preemptions."""
-
-    number: int
-    """Preemptions before it."""
-    sight: Sight
-    sampled: list[int] = field(default_factory=list)
-    """Positions from which a token was sampled."""
-
-
-@dataclass
-class Submitted:
-    """One request on its way."""
-
-    stream: RequestStream
-    conversation: Conversation
-    hints: RequestHints | None
-    prompt: list[int]
-    new_tokens: int
-    pinned_pages: frozenset[int]
-    aborted: bool = False
-    lives: list[Life] = field(default_factory=list)
-    most_over_budget_pages: int = 0
-    """Held above the budget in decode."""
-
-    @property
-    def tenant(self) -> str:
-        """Whose pages it may share; a request without hints names no tenant."""
-        return self.conversation.tenant if self.hints is not None else DEFAULT_TENANT
-
-    @property
-    def budget_pages(self) -> int | None:
-        """Whole pages of the budget; None: no limit."""
-        tokens = self.conversation.budget_tokens if self.conversation.hinted else None
-        return None if tokens is None else tokens // PAGE
 
 
 class Chaos:
@@ -128,18 +67,18 @@ class Chaos:
 
     def __init__(self, engine: MemDecayEngine, oracle: Oracle) -> None:
         self.engine = engine
-        self.oracle = oracle
-        self.stepped = SteppedEngine(engine, self._scheduled)
         self.live: dict[str, Submitted] = {}
+        self.invariants = Invariants(self.live, oracle)
+        self.stepped = SteppedEngine(engine, self.invariants.scheduled)
         self.conversations: list[Conversation] = []
         self.counts: Counter[str] = Counter()
         """Operations done, and what came of them."""
         self.trace: list[str] = []
         """The operations since `reset`, for a failure's report."""
-        self.worst_distance = 0.0
+        self.failed = False
+        """Whether anything failed: then the engine is of no more use."""
         self._ballast_pages = 0
         self._submitted_at_close = 0
-        self._known: weakref.WeakKeyDictionary[Any, tuple[Sight, int | None]] = weakref.WeakKeyDictionary()
 
     # ---- what can happen
 
@@ -148,13 +87,23 @@ class Chaos:
         shown = ", ".join(f"{key}={value}" for key, value in {**numbers, "then_steps": then_steps}.items())
         self.trace.append(f"{name}({shown})")
         self.counts[name] += 1
-        getattr(self, name)(**numbers)
-        self._collect()
-        self.check()
-        if then_steps:
-            self.steps(then_steps)
+        with self._failing():
+            getattr(self, name)(**numbers)
             self._collect()
             self.check()
+            if then_steps:
+                self.steps(then_steps)
+                self._collect()
+                self.check()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What fails here leaves an engine that nothing more can be learned from."""
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            raise
 
     def enabled(self, name: str) -> bool:
         """Whether an operation would do anything now."""
@@ -238,7 +187,7 @@ class Chaos:
         """Take free pages away; requests that need them make idle sessions go, or are preempted."""
 
         def take(llm: Any, internals: Any) -> None:
-            manager = _manager(internals.scheduler)
+            manager = manager_of(internals.scheduler)
             taken = manager.block_pool.get_new_blocks(min(pages, manager.block_pool.get_num_free_blocks()))
             manager.req_to_blocks[BALLAST].extend(taken)
             self._ballast_pages += len(taken)
@@ -249,7 +198,7 @@ class Chaos:
         """Give back what was taken away."""
 
         def give(llm: Any, internals: Any) -> None:
-            manager = _manager(internals.scheduler)
+            manager = manager_of(internals.scheduler)
             manager.block_pool.free_blocks(manager.req_to_blocks.pop(BALLAST, []))
             self._ballast_pages = 0
 
@@ -278,12 +227,17 @@ class Chaos:
     def same_twice(self, text: int, length: int, other_length: int) -> None:
         """Run A, B, A on fresh sessions, beside whatever sessions are idle: A's tokens and evictions are the same."""
         self.do("finish_all")
+        with self._failing():
+            self._run_same_twice(text, length, other_length)
+
+    def _run_same_twice(self, text: int, length: int, other_length: int) -> None:
         runs = []
         for number, thread in ((text, "a"), (text + 1, "b"), (text, "a")):
             conversation = Conversation.begin(
                 number, length if thread == "a" else other_length,
-                tenant="tenant-0", thread=thread, agent="agent-0", budget_tokens=160,
+                tenant="tenant-0", thread=thread, agent="agent-0", budget_tokens=None,
             )  # fmt: skip
+            conversation.budget_tokens = PAGE * (len(conversation.pinned_pages(PAGE)) + 8)
             request = self._submit(conversation, 20, reads_cache=False)
             assert request is not None
             self.finish_all()
@@ -299,126 +253,22 @@ class Chaos:
 
     def reset(self) -> int:
         """End everything and close every session; returns the pages that did not come back."""
-        self.finish_all()
-        self.engine.close_sessions()
-        self.check()
-        stats = self.engine.pool_stats()
-        self.engine.reset_prefix_cache()
-        ledger = self.engine.ledger()
-        ledger.check_integrity()
-        assert ledger.summary().held == 0
+        with self._failing():
+            self.finish_all()
+            self.engine.close_sessions()
+            self.check()
+            stats = self.engine.pool_stats()
+            self.engine.reset_prefix_cache()
+            ledger = self.engine.ledger()
+            ledger.check_integrity()
+            assert ledger.summary().held == 0
         self.conversations, self.trace = [], []
+        self._submitted_at_close = self.counts["submitted"]
         return stats.total_pages - stats.free_pages
-
-    # ---- what must hold
 
     def check(self) -> None:
         """Assert the invariants that hold between any two steps."""
-        self.stepped.look(lambda llm, internals: self._check(internals))
-
-    def _check(self, internals: Any) -> None:
-        manager, scheduler, controller = _manager(internals.scheduler), internals.scheduler, internals.controller
-        rows = {name: list(blocks) for name, blocks in manager.req_to_blocks.items()}
-        idle = list(controller.sessions)
-        self._check_pool(manager.block_pool, [*rows.values(), *(session.blocks for session in idle)])
-        # who waits and who runs
-        assert {_public_id(name) for name in scheduler.requests} == set(self.live)
-        assert set(rows) <= {*scheduler.requests, BALLAST}, "a row outlived its request"
-        # the ledger against real rows
-        held = {name: [page for page, block in enumerate(row) if not block.is_null] for name, row in rows.items()}
-        controller.check_integrity(held)
-        totals = controller.ledger.summary()
-        assert totals.freed_pinned == 0
-        assert set(totals.evicted_by_reason) <= {"over_budget", "pool_pressure"}
-        for session in idle:
-            _, budget_pages = self._known[session.state]
-            assert len(session.blocks) == -(-len(session.token_ids) // PAGE)
-            assert budget_pages is None or len(session.held_pages) <= budget_pages, "an idle session above its budget"
-        self._check_sharing(
-            [
-                *((self.live[_public_id(name)].tenant, row, scheduler.requests[name].all_token_ids)
-                  for name, row in rows.items() if name != BALLAST),
-                *((session.home.tenant, session.blocks, session.token_ids.tolist()) for session in idle),
-            ]
-        )  # fmt: skip
-
-    @staticmethod
-    def _check_pool(pool: Any, rows: list[list[Any]]) -> None:
-        holders = Counter(block.block_id for row in rows for block in row if not block.is_null)
-        free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
-        assert len(free) == len(set(free)) == pool.get_num_free_blocks()
-        assert not holders.keys() & set(free), "a live row points at a free block"
-        assert len(free) + len(holders) + 1 == pool.num_gpu_blocks, "pages are lost"
-        for block in pool.blocks:
-            assert block.is_null or block.ref_cnt == holders[block.block_id], f"block {block.block_id} is miscounted"
-
-    @staticmethod
-    def _check_sharing(owners: list[tuple[str, list[Any], Any]]) -> None:
-        """A block in two rows is the same page of the same text of one tenant."""
-        first: dict[int, tuple[str, int, Any]] = {}
-        for tenant, row, tokens in owners:
-            for page, block in enumerate(row):
-                if block.is_null:
-                    continue
-                other_tenant, other_page, other_tokens = first.setdefault(block.block_id, (tenant, page, tokens))
-                if other_tokens is not tokens:
-                    assert tenant == other_tenant, "a page is shared by two tenants"
-                    end = (page + 1) * PAGE
-                    assert page == other_page
-                    assert list(tokens[:end]) == list(other_tokens[:end])
-                    assert len(tokens) >= end, "a page that is not full is shared"
-
-    def _scheduled(self, scheduler: Any, output: Any) -> None:
-        """Look at each row of a step: what it may hold, must hold, and may have published."""
-        manager, controller = _manager(scheduler), scheduler.connector.controller
-        for request_id, tokens in output.num_scheduled_tokens.items():
-            request, row = scheduler.requests[request_id], manager.req_to_blocks[request_id]
-            submitted = self.live[_public_id(request_id)]
-            computed_before = request.num_computed_tokens - tokens
-            holes = frozenset(page for page, block in enumerate(row) if block.is_null)
-            assert len(row) == -(-request.num_computed_tokens // PAGE)
-            assert not holes & submitted.pinned_pages, f"pinned pages {holes & submitted.pinned_pages} are gone"
-            self._check_budget(submitted, len(row) - len(holes), request.num_tokens - computed_before <= 1, holes)
-            # what every position saw
-            life = self._life(submitted, request, computed_before, controller)
-            life.sight.extend(tokens, holes)
-            if request.num_computed_tokens == request.num_tokens:
-                life.sampled.append(request.num_tokens - 1)
-            clean = life.sight.clean_tokens
-            for page, block in enumerate(row):
-                end = (page + 1) * PAGE
-                if block.block_hash is not None:
-                    assert clean is None or end <= clean, f"page {page} is published and saw a context with holes"
-                elif not block.is_null:
-                    private = end > computed_before or (clean is not None and end > clean)
-                    assert private, f"page {page} is complete and was not published"
-
-    @staticmethod
-    def _check_budget(submitted: Submitted, held_pages: int, decoding: bool, holes: frozenset[int]) -> None:
-        if submitted.budget_pages is None:
-            assert submitted.conversation.hinted or not holes, "a request without hints lost pages"
-        elif decoding:
-            over = held_pages - submitted.budget_pages
-            submitted.most_over_budget_pages = max(submitted.most_over_budget_pages, over)
-        else:
-            assert held_pages <= submitted.budget_pages + CHUNK_TOKENS // PAGE + 1
-
-    def _life(self, submitted: Submitted, request: Any, computed_before: int, controller: Any) -> Life:
-        """The life that the request is in, begun at its first step and after each preemption."""
-        tracked = controller._requests.get(request.request_id)
-        lives = submitted.lives
-        if not lives or lives[-1].number != request.num_preemptions:
-            sight = Sight.clean(computed_before)  # a cached prefix, which only clean pages make
-            if tracked is not None and not lives and not request.num_preemptions and tracked.continued_tokens:
-                assert tracked.continued_tokens == computed_before
-                sight = self._known[tracked.state][0].truncated(computed_before)
-            lives.append(Life(request.num_preemptions, sight))
-            self.counts["continued"] += bool(tracked is not None and tracked.continued_tokens)
-            self.counts["prefix_hits"] += bool(computed_before and not (tracked and tracked.continued_tokens))
-        assert lives[-1].sight.end == computed_before
-        if tracked is not None:
-            self._known[tracked.state] = (lives[-1].sight, submitted.budget_pages)
-        return lives[-1]
+        self.stepped.look(lambda llm, internals: self.invariants.check(internals))
 
     # ---- requests
 
@@ -451,57 +301,10 @@ class Chaos:
         """Take in the requests that have ended."""
         self.stepped.look(lambda llm, internals: None)  # commands sent before, as aborts are, have run
         for request_id in [name for name, submitted in self.live.items() if submitted.stream.done]:
-            self._ended(self.live.pop(request_id))
-
-    def _ended(self, submitted: Submitted) -> None:
-        result = submitted.stream.result(0)
-        streamed = [token for chunk in submitted.stream for token in chunk.token_ids]
-        assert streamed == list(result.token_ids)
-        if result.finish_reason == "abort":
-            assert submitted.aborted
-            assert len(result.token_ids) <= submitted.new_tokens
-        else:
-            assert result.finish_reason == "length"
-            assert len(result.token_ids) == submitted.new_tokens
-        assert (result.retention is None) == (not submitted.conversation.hinted)
-        if result.retention is not None:
-            assert result.retention.budget_pages == submitted.budget_pages
-            assert submitted.most_over_budget_pages <= result.retention.shortfall_pages, "above its budget in decode"
-        self._check_tokens(submitted, result)
-        submitted.conversation.answered(submitted.prompt, result.token_ids)
-        self.counts["aborted" if submitted.aborted else "finished"] += 1
-
-    def _check_tokens(self, submitted: Submitted, result: Any) -> None:
-        """Every token against the oracle, under what its row could see when it was sampled."""
-        tokens = [*submitted.prompt, *result.token_ids]
-        for life in submitted.lives:
-            sampled = [at for at in life.sampled if at + 1 < len(tokens)]  # one may have been lost to an abort
-            if not sampled:
-                continue
-            rows = self.oracle.logprobs_seeing(tokens[: life.sight.end], life.sight.hidden(PAGE))
-            for position in sampled:
-                for token_id, entry in result.logprobs[position + 1 - len(submitted.prompt)].items():
-                    distance = abs(entry.logprob - rows[position, token_id].item())
-                    self.worst_distance = max(self.worst_distance, distance)
-                    assert distance <= MAX_DISTANCE, f"position {position} differs from the oracle by {distance:.2g}"
-
-
-def small_ledger(engine: MemDecayEngine, max_entries: int) -> None:
-    """Give a fresh engine a ledger that is soon full, so that its filling up is not taken for a leak."""
-
-    def exchange(llm: Any, internals: Any) -> None:
-        internals.controller.ledger = Ledger(max_entries=max_entries, max_sessions=100)
-
-    engine.run_on_engine_thread(exchange)
-
-
-def _manager(scheduler: Any) -> Any:
-    return scheduler.kv_cache_manager.coordinator.single_type_managers[0]
-
-
-def _public_id(request_id: str) -> str:
-    """The engine's own id of a request, without vLLM's random ending."""
-    return request_id.rsplit("-", 1)[0]
+            submitted = self.live.pop(request_id)
+            self.invariants.ended(submitted)
+            submitted.conversation.answered(submitted.prompt, submitted.stream.result(0).token_ids)
+            self.counts["aborted" if submitted.aborted else "finished"] += 1
 
 
 def draw(chaos: Chaos, random: Random) -> tuple[str, dict[str, int]]:

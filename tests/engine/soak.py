@@ -43,7 +43,8 @@ def soak(
     began = time.monotonic()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from memdecay_adapters.models import resolve_model
-    from tests.engine.chaos import PAGE, Chaos, chaos_engine, draw, small_ledger
+    from tests.engine.chaos import Chaos, draw
+    from tests.engine.chaos_engine import PAGE, chaos_engine, small_ledger
     from tests.engine.oracle import Oracle
     from tests.engine.random_llama import random_llama
 
@@ -61,7 +62,10 @@ def soak(
 
             columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
             with Progress(*columns, console=console) as progress:
-                bars = progress.add_task("operations", total=operations), progress.add_task("evictions", total=evictions)
+                bars = (
+                    progress.add_task("operations", total=operations),
+                    progress.add_task("evictions", total=evictions),
+                )
                 while done < operations or evicted() < evictions:
                     for _ in range(OPERATIONS_A_ROUND):
                         name, drawn = draw(chaos, numbers)
@@ -89,10 +93,10 @@ def soak(
                 "rss_end_mib": round(end_mib, 2),
                 "rss_growth_mib": round(end_mib - start_mib, 2),
                 "rss_growth_bound_mib": MOST_GROWTH_MIB,
-                "operations": dict(sorted(chaos.counts.items())),
+                "operations": dict(sorted((chaos.counts + chaos.invariants.begun).items())),
                 "preemptions": engine.pool_stats().preemptions,
                 "parked_sessions": engine.pool_stats().parked_sessions,
-                "max_abs_dlogprob": chaos.worst_distance,
+                "max_abs_dlogprob": chaos.invariants.worst_distance,
                 "seed": seed,
                 "seconds": round(time.monotonic() - began, 1),
             }
@@ -113,7 +117,9 @@ def soak(
 def memory_levels(resident_mib: Sequence[float]) -> tuple[float, float]:
     """Medians of the middle and of the last third of the samples, in MiB."""
     third = max(len(resident_mib) // 3, 1)
-    return statistics.median(resident_mib[-2 * third : -third] or resident_mib), statistics.median(resident_mib[-third:])
+    return statistics.median(resident_mib[-2 * third : -third] or resident_mib), statistics.median(
+        resident_mib[-third:]
+    )
 
 
 def missed_bounds(figures: dict[str, Any], operations: int, evictions: int) -> list[str]:

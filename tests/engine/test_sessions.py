@@ -205,7 +205,9 @@ def test_pages_computed_after_an_eviction_in_a_session_are_not_published(session
     assert logprob_distance(rows, len(ids), plain) <= MAX_DISTANCE
 
 
-def test_pages_computed_after_a_rewind_to_before_the_first_eviction_are_not_published(session_engine, oracle, tokenizer):
+def test_pages_computed_after_a_rewind_to_before_the_first_eviction_are_not_published(
+    session_engine, oracle, tokenizer
+):
     text, other = prompt_ids(tokenizer, 400, seed=60), prompt_ids(tokenizer, 80, seed=61)
     first = turn(session_engine, text, budget_tokens=256)  # evicts once its 400 tokens are computed
     edited = [*text[:340], *other]
