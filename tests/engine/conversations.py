@@ -57,10 +57,20 @@ class Conversation:
         return conversation
 
     def append(self, text: int, length: int) -> None:
-        """Go on with a passage."""
+        """Go on with a passage; one in three replaces what a tool said last."""
+        if text % 3 == 0:
+            self._supersede("tool_out")
         ids, spans = passage(text, length, start=len(self.tokens))
         self.tokens = self.tokens + ids
         self.spans = self.spans + spans
+
+    def _supersede(self, region: str) -> None:
+        for number in reversed(range(len(self.spans))):
+            span = self.spans[number]
+            if span.region == region:
+                superseded = span._replace(flags=span.flags | SpanFlag.SUPERSEDED)
+                self.spans = [*self.spans[:number], superseded, *self.spans[number + 1 :]]
+                return
 
     def answered(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Take in the answer to a prompt, unless the conversation has moved on from it."""

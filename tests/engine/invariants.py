@@ -7,6 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from memdecay_agents import MemDecayConfig
+from memdecay_agents.spans import flags_of_tokens, regions_of_tokens
 from tests.engine.chaos_engine import BALLAST, CHUNK_TOKENS, PAGE, manager_of, public_id
 from tests.engine.oracle import Oracle
 from tests.engine.sight import Sight
@@ -136,12 +140,22 @@ class Invariants:
                 assert tracked.continued_tokens == computed_before
                 sight = self._known[tracked.state][0].truncated(computed_before)
             lives.append(Life(request.num_preemptions, sight))
+            if tracked is not None:
+                self._check_labels(submitted, tracked.state.tokens, controller.config)
             self.begun["continued"] += bool(tracked is not None and tracked.continued_tokens)
             self.begun["prefix_hits"] += bool(computed_before and not (tracked and tracked.continued_tokens))
         assert lives[-1].sight.end == computed_before
         if tracked is not None:
             self._known[tracked.state] = (lives[-1].sight, submitted.budget_pages)
         return lives[-1]
+
+    @staticmethod
+    def _check_labels(submitted: Submitted, tokens: Any, config: MemDecayConfig) -> None:
+        """Each token of the prompt is what this turn's hints say it is, whatever an earlier turn said."""
+        assert submitted.hints is not None
+        spans, length = submitted.hints.spans, len(submitted.prompt)
+        assert np.array_equal(tokens.region[:length], regions_of_tokens(spans, 0, length, config))
+        assert np.array_equal(tokens.flags[:length], flags_of_tokens(spans))
 
     # ---- at a request's end
 

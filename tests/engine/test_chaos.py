@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.engine.chaos import RANGES, Chaos
-from tests.engine.chaos_engine import chaos_engine
+from tests.engine.chaos_engine import PAGE, chaos_engine
 from tests.engine.oracle import Oracle
 
 pytestmark = pytest.mark.engine
@@ -57,6 +57,7 @@ class ChaosMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.chaos = self.house.next_example()
+        self.runs_twice = False
 
     add, append, rewind = an_operation("add"), an_operation("append"), an_operation("rewind")
     fork, share, abort = an_operation("fork"), an_operation("share"), an_operation("abort")
@@ -75,6 +76,7 @@ class ChaosMachine(RuleBasedStateMachine):
     @initialize(texts=st.lists(st.integers(0, 9999), min_size=3, max_size=3))
     def begin(self, texts: list[int]) -> None:
         """Three agents at once: together they want more than the pool has."""
+        self.runs_twice = texts[0] % 3 == 0
         for agent, text in enumerate(texts):
             self.chaos.do("add", tenant=0, thread=agent, agent=0, budget=(0, 2, 4)[agent], text=text, length=240,
                           new_tokens=24, then_steps=4)  # fmt: skip
@@ -83,16 +85,35 @@ class ChaosMachine(RuleBasedStateMachine):
         """End everything; now and then after a run of A, B, A beside the sessions that are idle."""
         if self.chaos.failed:
             return
-        if (operations := len(self.chaos.trace)) % 4 == 0:
-            self.chaos.same_twice(text=operations, length=300, other_length=200)
+        if self.runs_twice:
+            self.chaos.same_twice(text=len(self.chaos.trace), length=300, other_length=200)
         assert self.chaos.reset() == 0, "pages did not come back"
 
 
-@pytest.fixture
-def house(no_engine, random_llama_path):
+@pytest.fixture(scope="module")
+def house(engine_house, random_llama_path):
+    engine_house.close()
     house = ChaosHouse(random_llama_path)
     yield house
     house.close()
+
+
+@pytest.mark.parametrize("spare_pages", [-2, -1, 0, 1])
+def test_a_continued_turn_begins_once_its_new_pages_are_free_and_not_before(house, spare_pages):
+    chaos = house.next_example()
+    chaos.do("add", tenant=0, thread=0, agent=0, budget=0, text=1, length=200, new_tokens=8)
+    chaos.do("finish_all")
+    computed, known = 40 + 200 + 8 - 1, 40 + 200 + 8 + 90
+    new_pages = -(-known // PAGE) - -(-computed // PAGE)
+    stats = chaos.engine.pool_stats()
+    chaos.do("shrink_pool", pages=stats.free_pages - new_pages - spare_pages)
+    before = chaos.invariants.begun["continued"]
+    chaos.do("append", which=0, text=2, length=90, new_tokens=4)
+    chaos.do("steps", most=2)
+    assert chaos.invariants.begun["continued"] - before == (spare_pages >= 0)
+    chaos.do("finish_all")
+    assert chaos.invariants.begun["continued"] - before == 1
+    assert chaos.reset() == 0
 
 
 def test_a_chaos_of_operations_keeps_every_invariant(house):
