@@ -17,7 +17,7 @@ class SteppedEngine:
     """Holds an engine's thread between two steps until `step` lets it go on.
 
     The thread serves commands (submit, abort, looking inside) while it is held: as far as it can see, nothing is
-    unfinished. Two instance attributes of vLLM's engine and one of its scheduler are replaced, until `release`.
+    unfinished. Two instance attributes of vLLM's engine and one of its scheduler are replaced, for good.
 
     Args:
         engine: a running engine without requests.
@@ -32,7 +32,7 @@ class SteppedEngine:
         self._permits = 0
         self._held = threading.Event()
         self._failures: list[BaseException] = []
-        self._restore = engine.run_on_engine_thread(self._install)
+        engine.run_on_engine_thread(self._install)
 
     def step(self, most: int) -> int:
         """Let the engine take up to ``most`` steps, fewer if nothing is left to do; returns how many it took."""
@@ -56,12 +56,7 @@ class SteppedEngine:
             raise self._failures.pop()
         return result
 
-    def release(self) -> None:
-        """Let the engine run by itself again."""
-        if not self.engine.closed:
-            self.engine.run_on_engine_thread(lambda llm, internals: self._restore())
-
-    def _install(self, llm: Any, internals: Any) -> Callable[[], None]:
+    def _install(self, llm: Any, internals: Any) -> None:
         scheduler = internals.scheduler
         self._has_unfinished, schedule, step = llm.has_unfinished_requests, scheduler.schedule, llm.step
 
@@ -90,12 +85,5 @@ class SteppedEngine:
                     self._held.set()
             return outputs
 
-        replaced = ((llm, "has_unfinished_requests"), (llm, "step"), (scheduler, "schedule"))
         llm.has_unfinished_requests, llm.step = has_unfinished_requests, counted_step
         scheduler.schedule = observed_schedule
-
-        def restore() -> None:
-            for owner, name in replaced:
-                delattr(owner, name)
-
-        return restore
