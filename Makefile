@@ -1,4 +1,4 @@
-# Two commands, each doing all of its own set-up:  make demo [ARGS="..."]   make test
+# Commands, each doing all of its own set-up:  make demo [ARGS="..."]   make test   make soak [ARGS="..."]
 # Needs Linux, Python 3.11 or newer and a C++ compiler (vLLM asks for one); everything else is installed
 # into .venv here. PYTHON=... chooses the interpreter.
 
@@ -17,7 +17,7 @@ endif
 # Half the engine's threads would wait for a core that is not there; vLLM reads this before it starts.
 export OMP_NUM_THREADS ?= $(shell nproc)
 
-.PHONY: demo test setup lint types unit clean
+.PHONY: demo test soak setup lint types unit clean
 
 demo: setup
 	$(BIN)/memdecay demo $(ARGS)
@@ -26,6 +26,10 @@ demo: setup
 test: setup lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
 		--cov --cov-report=term:skip-covered --cov-fail-under=95 $(PYTEST_ARGS)
+
+# Minutes of random operations on a real engine with a seeded small model; the figures go to soak.json.
+soak: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.engine.soak $(ARGS)
 
 setup: $(STAMP)
 

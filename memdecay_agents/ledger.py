@@ -64,11 +64,11 @@ class Ledger:
     """Owned by one thread; what it hands out are copies.
 
     Args:
-        max_entries: entries kept in memory; beyond, the oldest go. Totals keep counting.
+        max_entries: entries kept in memory (about 2 KB each); beyond, the oldest go. Totals keep counting.
         max_sessions: sessions with an account of their own; beyond, the oldest closed ones are summed up.
     """
 
-    def __init__(self, max_entries: int = 200_000, max_sessions: int = 10_000) -> None:
+    def __init__(self, max_entries: int = 50_000, max_sessions: int = 10_000) -> None:
         """Begin with no sessions."""
         self._max_sessions = max_sessions
         self._retired = _Account()

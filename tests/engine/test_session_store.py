@@ -153,3 +153,14 @@ def test_idle_limit_room_and_spared():
     clock.now = 15.1
     assert sessions.expired() == [kept[1]]
     assert len(sessions) == 0
+
+
+def test_a_rewound_session_is_clean_up_to_the_cut_while_a_hole_remains():
+    session = retained(list(range(160)), evicted=(3, 8))
+    session.clean_pages = 9
+    assert session.clean_pages_at(160, PAGE) == 9
+    assert session.clean_pages_at(130, PAGE) == 8
+    assert session.clean_pages_at(64, PAGE) == 4
+    assert session.clean_pages_at(48, PAGE) is None
+    session.clean_pages = None
+    assert session.clean_pages_at(130, PAGE) is None

@@ -205,6 +205,20 @@ def test_pages_computed_after_an_eviction_in_a_session_are_not_published(session
     assert logprob_distance(rows, len(ids), plain) <= MAX_DISTANCE
 
 
+def test_pages_computed_after_a_rewind_to_before_the_first_eviction_are_not_published(
+    session_engine, oracle, tokenizer
+):
+    text, other = prompt_ids(tokenizer, 400, seed=60), prompt_ids(tokenizer, 80, seed=61)
+    first = turn(session_engine, text, budget_tokens=256)  # evicts once its 400 tokens are computed
+    edited = [*text[:340], *other]
+    again = turn(session_engine, edited, budget_tokens=256)
+    assert first.retention.evictions > 0
+    assert 0 < again.retention.continued_tokens <= 340
+    plain = session_engine.generate(edited, sampling())
+    rows = oracle.logprobs([*edited, *plain.token_ids[:-1]])
+    assert logprob_distance(rows, len(edited), plain) <= MAX_DISTANCE
+
+
 def test_an_aborted_turn_keeps_what_it_computed(session_engine, oracle, tokenizer):
     text = prompt_ids(tokenizer, 700, seed=56)
     spans = [[0, 48, "system", 0], [48, 500, "user", 0]]

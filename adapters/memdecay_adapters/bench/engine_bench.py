@@ -291,6 +291,7 @@ class _Bench:
             page_size_tokens=self.page,
             chunk_tokens=chunk,
             pool_pages=pool,
+            max_model_len=min(8192, (pool - 1) * self.page) if kind == "stock" else 8192,
             config=config,
         )
 

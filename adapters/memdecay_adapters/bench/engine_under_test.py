@@ -35,6 +35,8 @@ class EngineRecipe:
     chunk_tokens: int
     pool_pages: int
     """The pool's blocks, the null block included."""
+    max_model_len: int = 8192
+    """Longest sequence in tokens; stock vLLM asks that one fits the pool."""
     max_num_seqs: int = 64
     config: dict[str, Any] = field(default_factory=dict)
     """Fields of `MemDecayConfig` beside the page size."""
@@ -78,6 +80,7 @@ class _Engine:
         arguments: dict[str, Any] = {
             "dtype": recipe.dtype,
             "max_num_batched_tokens": recipe.chunk_tokens,
+            "max_model_len": recipe.max_model_len,
             "max_num_seqs": recipe.max_num_seqs,
             "num_gpu_blocks_override": recipe.pool_pages,
         }

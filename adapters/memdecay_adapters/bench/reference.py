@@ -28,7 +28,12 @@ class MaskedReference:
         An evicted page is hidden from every query at or after ``computed_tokens`` of its entry: the first
         token that was computed without it.
         """
-        mask = self._mask(len(token_ids), evictions)
+        return self.logprobs_seeing(token_ids, self._hidden(len(token_ids), evictions))
+
+    def logprobs_seeing(self, token_ids: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
+        """The same under any mask: bool ``[n, n]``, True where the query of a row may not see the key of a column."""
+        length = len(token_ids)
+        mask = torch.zeros(length, length).masked_fill(hidden, float("-inf"))[None, None]
         with torch.no_grad():
             logits = self.model(torch.tensor([list(token_ids)]), attention_mask=mask, use_cache=False).logits[0]
         return torch.log_softmax(logits.float(), -1)
@@ -40,11 +45,11 @@ class MaskedReference:
         return torch.stack([layer[0, :, -queries:, :].mean((0, 1)) for layer in attentions]).mean(0)
 
     @staticmethod
-    def _mask(length: int, evictions: Iterable[LedgerEntry]) -> torch.Tensor:
+    def _hidden(length: int, evictions: Iterable[LedgerEntry]) -> torch.Tensor:
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
         for entry in evictions:
             hidden[entry.computed_tokens :, entry.token_start : entry.token_end] = True
-        return torch.zeros(length, length).masked_fill(hidden, float("-inf"))[None, None]
+        return hidden
 
 
 def logprob_distance(

@@ -53,6 +53,16 @@ class RetainedSession:
         """Logical pages held, ascending."""
         return held_pages(self.blocks)
 
+    def clean_pages_at(self, tokens: int, page_size_tokens: int) -> int | None:
+        """``clean_pages`` once the session is rewound to ``tokens``: what is computed next sees the holes that remain.
+
+        None where none remains: then it sees its whole context again.
+        """
+        row = self.blocks[: -(-tokens // page_size_tokens)]
+        if self.clean_pages is None or not any(block.is_null for block in row):
+            return None
+        return min(self.clean_pages, tokens // page_size_tokens)
+
 
 class Match(NamedTuple):
     """A retained session that a prompt continues."""

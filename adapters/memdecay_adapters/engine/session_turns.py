@@ -226,8 +226,8 @@ class SessionTurns:
         )
         state.tokens.relabel(clip(hints.spans, 0, match.tokens))
         tracked.state, tracked.match, tracked.continued_tokens = state, None, match.tokens
-        tracked.clean_pages = retained.clean_pages
         self.events.count(CONTINUED_TOKENS, state.agent, by=match.tokens)
+        tracked.clean_pages = retained.clean_pages_at(match.tokens, self.page_size_tokens)
         return retained
 
     def _note_divergence(self, tracked: TrackedRequest, session: RetainedSession, token: int, outcome: str) -> None:

@@ -1,0 +1,51 @@
+"""The engine that chaos is made for, and the tests' way into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memdecay_adapters.engine import MemDecayEngine
+from memdecay_agents import MemDecayConfig
+from memdecay_agents.ledger import Ledger
+
+PAGE = 16
+"""Tokens."""
+POOL_PAGES = 63
+CHUNK_TOKENS = 64
+MAX_MODEL_LEN = 768
+BALLAST = "ballast"
+"""A row that holds blocks and belongs to no request: a smaller pool."""
+
+
+def chaos_engine(model_folder: str) -> MemDecayEngine:
+    """The engine that chaos is made for: 63 pages, chunks of 64 tokens, every integrity check on."""
+    return MemDecayEngine(
+        model_folder,
+        config=MemDecayConfig(page_size_tokens=PAGE, observed_layers="all", measure_every_steps=2),
+        engine_args={
+            "dtype": "float32",
+            "max_num_batched_tokens": CHUNK_TOKENS,
+            "max_model_len": MAX_MODEL_LEN,
+            "num_gpu_blocks_override": POOL_PAGES + 1,
+        },
+        check_integrity=True,
+    )
+
+
+def small_ledger(engine: MemDecayEngine, max_entries: int) -> None:
+    """Give a fresh engine a ledger that is soon full, so that its filling up is not taken for a leak."""
+
+    def exchange(llm: Any, internals: Any) -> None:
+        internals.controller.ledger = Ledger(max_entries=max_entries, max_sessions=100)
+
+    engine.run_on_engine_thread(exchange)
+
+
+def manager_of(scheduler: Any) -> Any:
+    """The cache manager that a vLLM scheduler drives."""
+    return scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+
+
+def public_id(request_id: str) -> str:
+    """The engine's own id of a request, without vLLM's random ending."""
+    return request_id.rsplit("-", 1)[0]

@@ -1,0 +1,193 @@
+"""What must hold of a running engine at every moment, from the tests' own view of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from memdecay_agents import MemDecayConfig
+from memdecay_agents.spans import flags_of_tokens, regions_of_tokens
+from tests.engine.chaos_engine import BALLAST, CHUNK_TOKENS, PAGE, manager_of, public_id
+from tests.engine.oracle import Oracle
+from tests.engine.sight import Sight
+from tests.engine.submitted import Life, Submitted
+
+MAX_DISTANCE = 2e-4
+"""Between the engine's log-probabilities and the oracle's."""
+
+
+class Invariants:
+    """Blocks, pins, budgets, publishing and tokens of the requests in ``live``.
+
+    Args:
+        live: the requests on their way, by the engine's own ids; read, never written.
+        oracle: of the engine's model.
+    """
+
+    def __init__(self, live: Mapping[str, Submitted], oracle: Oracle) -> None:
+        self.live = live
+        self.worst_distance = 0.0
+        """Largest distance of a log-probability from the oracle's so far."""
+        self.begun: Counter[str] = Counter()
+        """First steps of a request, by what they began on."""
+        self._oracle = oracle
+        self._known: weakref.WeakKeyDictionary[Any, tuple[Sight, int | None]] = weakref.WeakKeyDictionary()
+        # by session state: what its row's positions saw, and its last budget in pages
+
+    # ---- between two steps
+
+    def check(self, internals: Any) -> None:
+        """Assert what holds between any two steps, on the engine thread."""
+        manager, scheduler, controller = manager_of(internals.scheduler), internals.scheduler, internals.controller
+        rows = {name: list(blocks) for name, blocks in manager.req_to_blocks.items()}
+        idle = list(controller.sessions)
+        self._check_pool(manager.block_pool, [*rows.values(), *(session.blocks for session in idle)])
+        # who waits and who runs
+        assert {public_id(name) for name in scheduler.requests} == set(self.live)
+        assert set(rows) <= {*scheduler.requests, BALLAST}, "a row outlived its request"
+        # the ledger against real rows
+        held = {name: [page for page, block in enumerate(row) if not block.is_null] for name, row in rows.items()}
+        controller.check_integrity(held)
+        totals = controller.ledger.summary()
+        assert totals.freed_pinned == 0
+        assert set(totals.evicted_by_reason) <= {"over_budget", "pool_pressure"}
+        for session in idle:
+            _, budget_pages = self._known[session.state]
+            assert len(session.blocks) == -(-len(session.token_ids) // PAGE)
+            assert budget_pages is None or len(session.held_pages) <= budget_pages, "an idle session above its budget"
+        self._check_sharing(
+            [
+                *((self.live[public_id(name)].tenant, row, scheduler.requests[name].all_token_ids)
+                  for name, row in rows.items() if name != BALLAST),
+                *((session.home.tenant, session.blocks, session.token_ids.tolist()) for session in idle),
+            ]
+        )  # fmt: skip
+
+    @staticmethod
+    def _check_pool(pool: Any, rows: list[list[Any]]) -> None:
+        holders = Counter(block.block_id for row in rows for block in row if not block.is_null)
+        free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+        assert len(free) == len(set(free)) == pool.get_num_free_blocks()
+        assert not holders.keys() & set(free), "a live row points at a free block"
+        assert len(free) + len(holders) + 1 == pool.num_gpu_blocks, "pages are lost"
+        for block in pool.blocks:
+            assert block.is_null or block.ref_cnt == holders[block.block_id], f"block {block.block_id} is miscounted"
+
+    @staticmethod
+    def _check_sharing(owners: list[tuple[str, list[Any], Any]]) -> None:
+        """A block in two rows is the same page of the same text of one tenant."""
+        first: dict[int, tuple[str, int, Any]] = {}
+        for tenant, row, tokens in owners:
+            for page, block in enumerate(row):
+                if block.is_null:
+                    continue
+                other_tenant, other_page, other_tokens = first.setdefault(block.block_id, (tenant, page, tokens))
+                if other_tokens is not tokens:
+                    assert tenant == other_tenant, "a page is shared by two tenants"
+                    end = (page + 1) * PAGE
+                    assert page == other_page
+                    assert list(tokens[:end]) == list(other_tokens[:end])
+                    assert len(tokens) >= end, "a page that is not full is shared"
+
+    # ---- in each step
+
+    def scheduled(self, scheduler: Any, output: Any) -> None:
+        """Look at each row of a step: what it may hold, must hold, and may have published."""
+        manager, controller = manager_of(scheduler), scheduler.connector.controller
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request, row = scheduler.requests[request_id], manager.req_to_blocks[request_id]
+            submitted = self.live[public_id(request_id)]
+            computed_before = request.num_computed_tokens - tokens
+            holes = frozenset(page for page, block in enumerate(row) if block.is_null)
+            assert len(row) == -(-request.num_computed_tokens // PAGE)
+            assert not holes & submitted.pinned_pages, f"pinned pages {holes & submitted.pinned_pages} are gone"
+            self._check_budget(submitted, len(row) - len(holes), request.num_tokens - computed_before <= 1, holes)
+            # what every position saw
+            life = self._life(submitted, request, computed_before, controller)
+            life.sight.extend(tokens, holes)
+            if request.num_computed_tokens == request.num_tokens:
+                life.sampled.append(request.num_tokens - 1)
+            clean = life.sight.clean_tokens
+            for page, block in enumerate(row):
+                end = (page + 1) * PAGE
+                if block.block_hash is not None:
+                    assert clean is None or end <= clean, f"page {page} is published and saw a context with holes"
+                elif not block.is_null:
+                    private = end > computed_before or (clean is not None and end > clean)
+                    assert private, f"page {page} is complete and was not published"
+
+    @staticmethod
+    def _check_budget(submitted: Submitted, held_pages: int, decoding: bool, holes: frozenset[int]) -> None:
+        if submitted.budget_pages is None:
+            assert submitted.conversation.hinted or not holes, "a request without hints lost pages"
+        elif decoding:
+            over = held_pages - submitted.budget_pages
+            submitted.most_over_budget_pages = max(submitted.most_over_budget_pages, over)
+        else:
+            assert held_pages <= submitted.budget_pages + CHUNK_TOKENS // PAGE + 1
+
+    def _life(self, submitted: Submitted, request: Any, computed_before: int, controller: Any) -> Life:
+        """The life that the request is in, begun at its first step and after each preemption."""
+        tracked = controller._requests.get(request.request_id)
+        lives = submitted.lives
+        if not lives or lives[-1].number != request.num_preemptions:
+            sight = Sight.clean(computed_before)  # a cached prefix, which only clean pages make
+            if tracked is not None and not lives and not request.num_preemptions and tracked.continued_tokens:
+                assert tracked.continued_tokens == computed_before
+                sight = self._known[tracked.state][0].truncated(computed_before)
+            lives.append(Life(request.num_preemptions, sight))
+            if tracked is not None:
+                self._check_labels(submitted, tracked.state.tokens, controller.config)
+            self.begun["continued"] += bool(tracked is not None and tracked.continued_tokens)
+            self.begun["prefix_hits"] += bool(computed_before and not (tracked and tracked.continued_tokens))
+        assert lives[-1].sight.end == computed_before
+        if tracked is not None:
+            self._known[tracked.state] = (lives[-1].sight, submitted.budget_pages)
+        return lives[-1]
+
+    @staticmethod
+    def _check_labels(submitted: Submitted, tokens: Any, config: MemDecayConfig) -> None:
+        """Each token of the prompt is what this turn's hints say it is, whatever an earlier turn said."""
+        assert submitted.hints is not None
+        spans, length = submitted.hints.spans, len(submitted.prompt)
+        assert np.array_equal(tokens.region[:length], regions_of_tokens(spans, 0, length, config))
+        assert np.array_equal(tokens.flags[:length], flags_of_tokens(spans))
+
+    # ---- at a request's end
+
+    def ended(self, submitted: Submitted) -> None:
+        """Assert that the request was answered, within its budget, with the oracle's numbers."""
+        result = submitted.stream.result(0)
+        streamed = [token for chunk in submitted.stream for token in chunk.token_ids]
+        assert streamed == list(result.token_ids)
+        if result.finish_reason == "abort":
+            assert submitted.aborted
+            assert len(result.token_ids) <= submitted.new_tokens
+        else:
+            assert result.finish_reason == "length"
+            assert len(result.token_ids) == submitted.new_tokens
+        assert (result.retention is None) == (not submitted.conversation.hinted)
+        if result.retention is not None:
+            assert result.retention.budget_pages == submitted.budget_pages
+            assert submitted.most_over_budget_pages <= result.retention.shortfall_pages, "above its budget in decode"
+        self._check_tokens(submitted, result)
+
+    def _check_tokens(self, submitted: Submitted, result: Any) -> None:
+        """Every token against the oracle, under what its row could see when it was sampled."""
+        tokens, checked = [*submitted.prompt, *result.token_ids], 0
+        for life in submitted.lives:
+            sampled = [at for at in life.sampled if at + 1 < len(tokens)]  # one may have been lost to an abort
+            if not sampled:
+                continue
+            checked += len(sampled)
+            rows = self._oracle.logprobs_seeing(tokens[: life.sight.end], life.sight.hidden(PAGE))
+            for position in sampled:
+                for token_id, entry in result.logprobs[position + 1 - len(submitted.prompt)].items():
+                    distance = abs(entry.logprob - rows[position, token_id].item())
+                    self.worst_distance = max(self.worst_distance, distance)
+                    assert distance <= MAX_DISTANCE, f"position {position} differs from the oracle by {distance:.2g}"
+        assert checked == len(result.token_ids), "a token was sampled in no step that was seen"

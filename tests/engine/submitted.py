@@ -1,0 +1,50 @@
+"""What a test knows of a request that it sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memdecay_adapters.engine import RequestStream
+from memdecay_adapters.engine.engine import DEFAULT_TENANT
+from memdecay_agents import RequestHints
+from tests.engine.chaos_engine import PAGE
+from tests.engine.conversations import Conversation
+from tests.engine.sight import Sight
+
+
+@dataclass
+class Life:
+    """What one request computed between two preemptions."""
+
+    number: int
+    """Preemptions before it."""
+    sight: Sight
+    sampled: list[int] = field(default_factory=list)
+    """Positions from which a token was sampled."""
+
+
+@dataclass
+class Submitted:
+    """One request on its way."""
+
+    stream: RequestStream
+    conversation: Conversation
+    hints: RequestHints | None
+    prompt: list[int]
+    new_tokens: int
+    pinned_pages: frozenset[int]
+    aborted: bool = False
+    lives: list[Life] = field(default_factory=list)
+    most_over_budget_pages: int = 0
+    """Held above the budget in decode."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose pages it may share; a request without hints names no tenant."""
+        return self.conversation.tenant if self.hints is not None else DEFAULT_TENANT
+
+    @property
+    def budget_pages(self) -> int | None:
+        """Whole pages of the budget; None: no limit."""
+        tokens = self.conversation.budget_tokens if self.conversation.hinted else None
+        return None if tokens is None else tokens // PAGE
