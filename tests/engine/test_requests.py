@@ -185,3 +185,12 @@ def test_seeds_hold_for_prompts_of_several_chunks_alone_and_beside_others(engine
     streams = [seeded(1), seeded(2), engine.submit(ids, sampling(12), hints(600, None))]
     together = [stream.result(120).token_ids for stream in streams]
     assert together[:2] == alone
+
+
+def test_a_malformed_message_does_not_lift_the_default_budget(engine_named, tokenizer):
+    engine = engine_named("small_pool")
+    ids = prompt_ids(tokenizer, 500, seed=127)
+    parameters = sampling(4, extra_args={"memdecay": {"v": 1, "budget_tokens": -1}})
+    retention = bypass_submit(engine, "malformed-budgeted", ids, parameters).result(60).retention
+    assert retention.budget_pages == 320 // 16
+    assert retention.pages_held <= 320 // 16

@@ -95,7 +95,9 @@ class SessionTurns:
             self.events.note(
                 BYPASSES, error.code, level=logging.WARNING, request=request.request_id, detail=repr(str(error))
             )
-            return
+            hints = self._default_hints(request)  # a broken message does not lift the default budget
+            if hints is None:
+                return
         home = hints.session_id
         # No thread, or the session is held by a request that still runs: a session of this one turn.
         alone = not home.thread_id or home in self._holders
@@ -117,10 +119,13 @@ class SessionTurns:
         hints = RequestHints.from_extra_args(extra_args)
         if hints is None and isinstance(over_http := (extra_args or {}).get("kv_transfer_params"), Mapping):
             hints = RequestHints.from_extra_args(over_http)  # a field of a server's requests: any JSON goes there
-        if hints is None and self.config.budget_of("") is not None:
-            # A request that names no regions still keeps to the default budget, as one user span.
-            return RequestHints(spans=(Span(0, request.num_prompt_tokens, "user"),))
-        return hints
+        return self._default_hints(request) if hints is None else hints
+
+    def _default_hints(self, request: Request) -> RequestHints | None:
+        """A request that names no regions still keeps to the default budget, as one user span; None: there is none."""
+        if self.config.budget_of("") is None:
+            return None
+        return RequestHints(spans=(Span(0, request.num_prompt_tokens, "user"),))
 
     def matched_tokens(self, request: Request, cached_tokens: int) -> int | None:
         """Tokens beyond a prefix-cache hit that an idle session of the request would save; changes no session.

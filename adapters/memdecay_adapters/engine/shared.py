@@ -26,8 +26,7 @@ def shared_engine(
         EngineError: an engine with other settings is open in this process.
     """
     config = config or MemDecayConfig()
-    key = json.dumps([resolve_model(model), config.model_dump(mode="json"), dict(engine_args or {})],
-                     sort_keys=True, default=repr)  # fmt: skip
+    key = _key(model, config, engine_args)
     with _lock:
         engine = _engines.get(key)
         if engine is not None and engine.closed:
@@ -38,3 +37,16 @@ def shared_engine(
             _engines.clear()
             _engines[key] = engine
         return engine
+
+
+def open_engine(
+    model: str | None, config: MemDecayConfig, engine_args: Mapping[str, Any] | None
+) -> MemDecayEngine | None:
+    """The open engine with exactly these settings; None: there is none, and none is started."""
+    engine = _engines.get(_key(model, config, engine_args)) if _engines else None
+    return None if engine is None or engine.closed else engine
+
+
+def _key(model: str | None, config: MemDecayConfig, engine_args: Mapping[str, Any] | None) -> str:
+    settings = [resolve_model(model), config.model_dump(mode="json"), dict(engine_args or {})]
+    return json.dumps(settings, sort_keys=True, default=repr)

@@ -119,15 +119,33 @@ class ChatMemDecayFields(BaseChatModel):
             return cast("MemDecayEngine", self.engine)
         from memdecay_adapters.engine import shared_engine
 
+        return shared_engine(self.model, self._engine_config(), self.engine_args)
+
+    def _engine_config(self) -> MemDecayConfig:
         config = self.config or MemDecayConfig()
         if config.budget_of("") is None and self.default_budget is not None:
             # the engine sizes its pool by the budget: a context longer than the pool can then be served
             config = config.with_default_budget(self.default_budget)
-        return shared_engine(self.model, config, self.engine_args)
+        return config
 
     async def aget_engine(self) -> MemDecayEngine:
         """The same; the event loop runs on while the engine starts."""
         return self.get_engine() if self.engine is not None else await asyncio.to_thread(self.get_engine)
+
+    def release_thread(self, thread_id: str) -> int:
+        """Give back what the cache holds of a thread: call it where the thread itself is deleted
+        (``checkpointer.delete_thread(thread_id)``), or when a conversation has ended.
+
+        Returns:
+            How many idle sessions of this model's tenant were given up; 0 where no engine runs.
+        """
+        engine = self.engine if self.engine is not None else self._running_engine()
+        return 0 if engine is None or engine.closed else int(engine.close_sessions(thread_id, tenant=self.tenant))
+
+    def _running_engine(self) -> MemDecayEngine | None:
+        from memdecay_adapters.engine.shared import open_engine
+
+        return open_engine(self.model, self._engine_config(), self.engine_args)
 
     # ---- counting tokens
 
