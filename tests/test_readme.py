@@ -28,7 +28,7 @@ def test_the_python_blocks_run_in_order_as_a_script(tmp_path, no_engine):
 def test_the_shell_commands_are_targets_of_the_makefile():
     makefile = (ROOT / "Makefile").read_text()
     commands = re.findall(r"^make (\w+)", README, flags=re.MULTILINE)
-    assert commands == ["demo", "test"]
+    assert commands == ["demo", "test", "soak"]
     for target in commands:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
 

@@ -15,6 +15,7 @@ from typing import Any
 from vllm import SamplingParams
 
 from memdecay_adapters.engine import MemDecayEngine
+from memdecay_agents import ContextFraction, FixedBudget, PoolShare
 from memdecay_agents.errors import MemDecayError
 from tests.engine.chaos_engine import BALLAST, PAGE, POOL_PAGES, manager_of
 from tests.engine.conversations import Conversation
@@ -26,13 +27,23 @@ from tests.engine.submitted import Submitted
 LONGEST_PROMPT = 560
 MOST_LIVE_REQUESTS = 5
 MOST_CONVERSATIONS = 6
-BUDGETS_TOKENS = (None, 128, 144, 192, 288)
+BUDGETS = (
+    None,
+    FixedBudget(tokens=128),
+    FixedBudget(tokens=144),
+    FixedBudget(tokens=192),
+    FixedBudget(tokens=288),
+    FixedBudget(tokens=320, guaranteed_tokens=144),
+    PoolShare(weight=2.0, guaranteed_tokens=128),
+    PoolShare(weight=1.0, guaranteed_tokens=176),
+    ContextFraction(fraction=0.5, floor_tokens=128, ceiling_tokens=256),
+)
 """One more number stands for a request without hints."""
 
 _PROMPT = {"text": (0, 9999), "new_tokens": (1, 24), "then_steps": (0, 8)}
 RANGES: dict[str, dict[str, tuple[int, int]]] = {
     "add": {
-        "tenant": (0, 1), "thread": (0, 2), "agent": (0, 1), "budget": (0, len(BUDGETS_TOKENS)),
+        "tenant": (0, 1), "thread": (0, 2), "agent": (0, 1), "budget": (0, len(BUDGETS)),
         "length": (1, 380), **_PROMPT,
     },
     "append": {"which": (0, 99), "length": (1, 160), **_PROMPT},
@@ -123,10 +134,10 @@ class Chaos:
         self, tenant: int, thread: int, agent: int, budget: int, text: int, length: int, new_tokens: int
     ) -> None:  # fmt: skip
         """A new conversation; its session may be another one's too."""
-        hinted = budget < len(BUDGETS_TOKENS)
+        hinted = budget < len(BUDGETS)
         conversation = Conversation.begin(
             text, length, tenant=f"tenant-{tenant}", thread=f"thread-{thread}", agent=f"agent-{agent}",
-            budget_tokens=BUDGETS_TOKENS[budget] if hinted else None, hinted=hinted,
+            budget=BUDGETS[budget] if hinted else None, hinted=hinted,
             pins=("tool_in",) if text % 4 == 0 else (),
         )  # fmt: skip
         self.conversations = [*self.conversations[1 - MOST_CONVERSATIONS :], conversation]
@@ -235,9 +246,9 @@ class Chaos:
         for number, thread in ((text, "a"), (text + 1, "b"), (text, "a")):
             conversation = Conversation.begin(
                 number, length if thread == "a" else other_length,
-                tenant="tenant-0", thread=thread, agent="agent-0", budget_tokens=None,
+                tenant="tenant-0", thread=thread, agent="agent-0", budget=None,
             )  # fmt: skip
-            conversation.budget_tokens = PAGE * (len(conversation.pinned_pages(PAGE)) + 8)
+            conversation.budget = FixedBudget(tokens=PAGE * (len(conversation.pinned_pages(PAGE)) + 8))
             request = self._submit(conversation, 20, reads_cache=False)
             assert request is not None
             self.finish_all()
@@ -289,7 +300,7 @@ class Chaos:
         try:
             stream = self.engine.submit(prompt, sampling, hints)
         except MemDecayError:
-            assert conversation.budget_tokens is not None, "only a budget can be too small here"
+            assert conversation.budget is not None, "only a budget can be too small here"
             self.counts["refused"] += 1
             return None
         submitted = Submitted(stream, conversation, hints, prompt, new_tokens, conversation.pinned_pages(PAGE))

@@ -12,6 +12,8 @@ PAGE = 16
 """Tokens."""
 POOL_PAGES = 63
 CHUNK_TOKENS = 64
+GUARANTEED_PAGES = POOL_PAGES - CHUNK_TOKENS // PAGE - 1
+"""What can be guaranteed at once."""
 MAX_MODEL_LEN = 768
 BALLAST = "ballast"
 """A row that holds blocks and belongs to no request: a smaller pool."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memdecay_agents import RequestHints
+from memdecay_agents import AgentBudget, RequestHints
 from memdecay_agents.spans import Span, SpanFlag, clip
 from tests.engine.random_llama import VOCABULARY
 
@@ -39,7 +39,7 @@ class Conversation:
     tenant: str
     thread: str
     agent: str
-    budget_tokens: int | None
+    budget: AgentBudget | None
     hinted: bool = True
     """False: sent without hints, as to a stock engine."""
     pins: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Conversation:
         if not self.hinted:
             return None
         return RequestHints(
-            tenant=self.tenant, session=self.thread, agent=self.agent, budget_tokens=self.budget_tokens,
+            tenant=self.tenant, session=self.thread, agent=self.agent, budget=self.budget,
             pins=self.pins, spans=tuple(self.spans), output_region=OUTPUT_REGION,
         )  # fmt: skip
 

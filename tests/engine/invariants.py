@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from memdecay_agents import MemDecayConfig
+from memdecay_agents import MemDecayConfig, PoolShare
 from memdecay_agents.spans import flags_of_tokens, regions_of_tokens
-from tests.engine.chaos_engine import BALLAST, CHUNK_TOKENS, PAGE, manager_of, public_id
+from tests.engine.chaos_engine import BALLAST, CHUNK_TOKENS, GUARANTEED_PAGES, PAGE, manager_of, public_id
 from tests.engine.oracle import Oracle
 from tests.engine.sight import Sight
 from tests.engine.submitted import Life, Submitted
@@ -35,8 +35,8 @@ class Invariants:
         self.begun: Counter[str] = Counter()
         """First steps of a request, by what they began on."""
         self._oracle = oracle
-        self._known: weakref.WeakKeyDictionary[Any, tuple[Sight, int | None]] = weakref.WeakKeyDictionary()
-        # by session state: what its row's positions saw, and its last budget in pages
+        self._known: weakref.WeakKeyDictionary[Any, tuple[Sight, Submitted]] = weakref.WeakKeyDictionary()
+        # by session state: what its row's positions saw, and its last request
 
     # ---- between two steps
 
@@ -55,8 +55,12 @@ class Invariants:
         totals = controller.ledger.summary()
         assert totals.freed_pinned == 0
         assert set(totals.evicted_by_reason) <= {"over_budget", "pool_pressure"}
+        reserved = controller.admission.reservations()
+        if len(reserved) > 1 and any(controller._requests[name].budget is not None for name, _ in reserved):
+            assert sum(pages for _, pages in reserved) <= GUARANTEED_PAGES, "guarantees that the pool cannot keep"
         for session in idle:
-            _, budget_pages = self._known[session.state]
+            _, submitted = self._known[session.state]
+            budget_pages = submitted.budget_pages(len(session.token_ids) + 1)
             assert len(session.blocks) == -(-len(session.token_ids) // PAGE)
             assert budget_pages is None or len(session.held_pages) <= budget_pages, "an idle session above its budget"
         self._check_sharing(
@@ -105,7 +109,9 @@ class Invariants:
             holes = frozenset(page for page, block in enumerate(row) if block.is_null)
             assert len(row) == -(-request.num_computed_tokens // PAGE)
             assert not holes & submitted.pinned_pages, f"pinned pages {holes & submitted.pinned_pages} are gone"
-            self._check_budget(submitted, len(row) - len(holes), request.num_tokens - computed_before <= 1, holes)
+            budget_pages = submitted.budget_pages(request.num_tokens)
+            decoding = request.num_tokens - computed_before <= 1
+            self._check_budget(submitted, len(row) - len(holes), budget_pages, decoding, holes)
             # what every position saw
             life = self._life(submitted, request, computed_before, controller)
             life.sight.extend(tokens, holes)
@@ -121,14 +127,16 @@ class Invariants:
                     assert private, f"page {page} is complete and was not published"
 
     @staticmethod
-    def _check_budget(submitted: Submitted, held_pages: int, decoding: bool, holes: frozenset[int]) -> None:
-        if submitted.budget_pages is None:
+    def _check_budget(
+        submitted: Submitted, held_pages: int, budget_pages: int | None, decoding: bool, holes: frozenset[int]
+    ) -> None:
+        if budget_pages is None:
             assert submitted.conversation.hinted or not holes, "a request without hints lost pages"
         elif decoding:
-            over = held_pages - submitted.budget_pages
+            over = held_pages - budget_pages
             submitted.most_over_budget_pages = max(submitted.most_over_budget_pages, over)
         else:
-            assert held_pages <= submitted.budget_pages + CHUNK_TOKENS // PAGE + 1
+            assert held_pages <= budget_pages + CHUNK_TOKENS // PAGE + 1
 
     def _life(self, submitted: Submitted, request: Any, computed_before: int, controller: Any) -> Life:
         """The life that the request is in, begun at its first step and after each preemption."""
@@ -146,7 +154,7 @@ class Invariants:
             self.begun["prefix_hits"] += bool(computed_before and not (tracked and tracked.continued_tokens))
         assert lives[-1].sight.end == computed_before
         if tracked is not None:
-            self._known[tracked.state] = (lives[-1].sight, submitted.budget_pages)
+            self._known[tracked.state] = (lives[-1].sight, submitted)
         return lives[-1]
 
     @staticmethod
@@ -172,7 +180,10 @@ class Invariants:
             assert len(result.token_ids) == submitted.new_tokens
         assert (result.retention is None) == (not submitted.conversation.hinted)
         if result.retention is not None:
-            assert result.retention.budget_pages == submitted.budget_pages
+            if not isinstance(submitted.budget, PoolShare):
+                known = len(submitted.prompt) + len(result.token_ids)
+                budgets = {submitted.budget_pages(known), submitted.budget_pages(known + 1)}  # one lost to an abort
+                assert result.retention.budget_pages in budgets
             assert submitted.most_over_budget_pages <= result.retention.shortfall_pages, "above its budget in decode"
         self._check_tokens(submitted, result)
 

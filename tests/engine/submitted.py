@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from memdecay_adapters.engine import RequestStream
 from memdecay_adapters.engine.engine import DEFAULT_TENANT
-from memdecay_agents import RequestHints
-from tests.engine.chaos_engine import PAGE
+from memdecay_agents import AgentBudget, PoolShare, RequestHints
+from tests.engine.chaos_engine import GUARANTEED_PAGES, PAGE
 from tests.engine.conversations import Conversation
 from tests.engine.sight import Sight
 
@@ -44,7 +44,14 @@ class Submitted:
         return self.conversation.tenant if self.hints is not None else DEFAULT_TENANT
 
     @property
-    def budget_pages(self) -> int | None:
-        """Whole pages of the budget; None: no limit."""
-        tokens = self.conversation.budget_tokens if self.conversation.hinted else None
-        return None if tokens is None else tokens // PAGE
+    def budget(self) -> AgentBudget | None:
+        """None: no limit."""
+        return self.conversation.budget if self.conversation.hinted else None
+
+    def budget_pages(self, known_tokens: int) -> int | None:
+        """Whole pages of the budget once the request has so many tokens; a share may be the whole pool."""
+        if self.budget is None:
+            return None
+        if isinstance(self.budget, PoolShare):
+            return GUARANTEED_PAGES
+        return self.budget.limit(known_tokens) // PAGE

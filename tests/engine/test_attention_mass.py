@@ -49,7 +49,7 @@ def expected_mass(oracle, token_ids, queries, layers, evictions=()):
     with torch.no_grad():
         attentions = oracle.model(
             torch.tensor([list(token_ids)]),
-            attention_mask=oracle._mask(len(token_ids), evictions),
+            attention_mask=oracle.mask(oracle.hidden(len(token_ids), evictions)),
             output_attentions=True,
             use_cache=False,
         ).attentions

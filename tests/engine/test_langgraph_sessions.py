@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send
@@ -38,12 +39,16 @@ def llm(engine):
     return ChatMemDecay(engine=engine, max_tokens=10, budgets={"*": 6000})
 
 
-def chat_graph(llm: ChatMemDecay) -> Any:
+def chat_graph(llm: ChatMemDecay, checkpointer: Any = None) -> Any:
     def answer(state: MessagesState) -> dict[str, Any]:
         return {"messages": [llm.invoke([RULES, *state["messages"]])]}
 
-    builder = StateGraph(MessagesState).add_node(answer).add_edge(START, "answer").add_edge("answer", END)
-    return wrap(builder.compile(checkpointer=InMemorySaver()))
+    async def answer_async(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await llm.ainvoke([RULES, *state["messages"]])]}
+
+    builder = StateGraph(MessagesState).add_node("answer", RunnableLambda(answer, answer_async))
+    builder.add_edge(START, "answer").add_edge("answer", END)
+    return wrap(builder.compile(checkpointer=checkpointer or InMemorySaver()))
 
 
 def assert_as_computed_anew(llm: ChatMemDecay, engine: Any, messages: list[Any]) -> None:
@@ -125,8 +130,7 @@ async def test_a_cancelled_run_leaves_a_session_that_the_next_turn_can_use(llm, 
     app = chat_graph(llm)
     first = await app.ainvoke({"messages": [HumanMessage("Who counts the lanterns?")]}, thread("c"))
     long = ChatMemDecay(engine=engine, max_tokens=2000, budgets={"*": 6000})
-    slow = chat_graph(long)
-    slow.checkpointer = app.checkpointer
+    slow = chat_graph(long, app.checkpointer)
     run = asyncio.create_task(slow.ainvoke({"messages": [HumanMessage("Tell me everything.")]}, thread("c")))
 
     def running() -> bool:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import vllm.platforms
+from vllm import envs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from memdecay_adapters.engine.arguments import build_engine_args
@@ -55,6 +56,7 @@ def test_cuda_wants_the_users_word_and_the_cpu_does_not(on):
 
 
 def test_the_v2_runner_is_refused_on_the_cpu_only(on, monkeypatch):
+    envs.disable_envs_cache()  # an engine that ran before in this process had vLLM remember its environment
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     on("cuda")
     check_environment()

@@ -48,7 +48,7 @@ def retained(tokens: list[int], *, evicted=(), shared=(), home=HOME, own=HOME) -
         for page in range(-(-len(tokens) // PAGE))
     ]
     state = SessionState(own, "agent", config, get_policy("memdecay", config))
-    return RetainedSession(home, state, np.array(tokens), None, 0, blocks)
+    return RetainedSession(home, state, np.array(tokens), None, 0, len(tokens), blocks)
 
 
 def store(**fields) -> SessionStore:
@@ -164,3 +164,21 @@ def test_a_rewound_session_is_clean_up_to_the_cut_while_a_hole_remains():
     assert session.clean_pages_at(48, PAGE) is None
     session.clean_pages = None
     assert session.clean_pages_at(130, PAGE) is None
+
+
+def test_a_match_says_whether_the_prompt_leaves_out_or_edits_what_the_session_was_asked():
+    sessions = store()
+    home = SessionId("tenant", "thread", "agent")
+    kept = retained(list(range(100)), home=home)
+    kept.prompt_tokens = 80
+    sessions.put(kept)
+
+    def match(prompt):
+        found = sessions.match(home, prompt, 1)
+        return found.shared, found.diverges, found.edits_prompt
+
+    assert match([*range(100), 500, 501]) == (100, False, False)
+    assert match([*range(90), 500, 501]) == (90, True, False)  # another answer than the one that was given
+    assert match([*range(80)]) == (79, True, False)  # the same question again
+    assert match([*range(40), 500, 501]) == (40, True, True)
+    assert match([*range(60)]) == (59, True, True)  # an earlier turn

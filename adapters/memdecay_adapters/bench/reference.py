@@ -28,14 +28,13 @@ class MaskedReference:
         An evicted page is hidden from every query at or after ``computed_tokens`` of its entry: the first
         token that was computed without it.
         """
-        return self.logprobs_seeing(token_ids, self._hidden(len(token_ids), evictions))
+        return self.logprobs_seeing(token_ids, self.hidden(len(token_ids), evictions))
 
     def logprobs_seeing(self, token_ids: Sequence[int], hidden: torch.Tensor) -> torch.Tensor:
         """The same under any mask: bool ``[n, n]``, True where the query of a row may not see the key of a column."""
-        length = len(token_ids)
-        mask = torch.zeros(length, length).masked_fill(hidden, float("-inf"))[None, None]
+        ids, mask = torch.tensor([list(token_ids)]), self.mask(hidden)
         with torch.no_grad():
-            logits = self.model(torch.tensor([list(token_ids)]), attention_mask=mask, use_cache=False).logits[0]
+            logits = self.model(ids, attention_mask=mask, use_cache=False).logits[0]
         return torch.log_softmax(logits.float(), -1)
 
     def attention_mass(self, token_ids: Sequence[int], queries: int) -> torch.Tensor:
@@ -45,7 +44,13 @@ class MaskedReference:
         return torch.stack([layer[0, :, -queries:, :].mean((0, 1)) for layer in attentions]).mean(0)
 
     @staticmethod
-    def _hidden(length: int, evictions: Iterable[LedgerEntry]) -> torch.Tensor:
+    def mask(hidden: torch.Tensor) -> torch.Tensor:
+        """The additive mask of attention logits, float32 ``[1, 1, n, n]``."""
+        return torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))[None, None]
+
+    @staticmethod
+    def hidden(length: int, evictions: Iterable[LedgerEntry]) -> torch.Tensor:
+        """What each query may not see, bool ``[n, n]``: later tokens, and evicted ones from their eviction on."""
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
         for entry in evictions:
             hidden[entry.computed_tokens :, entry.token_start : entry.token_end] = True
