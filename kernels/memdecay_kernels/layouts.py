@@ -11,10 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
+_PAIRS = {torch.bfloat16: torch.int32, torch.float16: torch.int32}
 _DIGIT = 16  # exactly representable, with its neighbours, in every float type a key cache uses
+
+
+class Box(NamedTuple):
+    """A page as four axes: token ``t1 * sizes[1] + t0``, dimension ``d1 * sizes[3] + d0``."""
+
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -46,15 +56,61 @@ class KeyLayout:
         flat = torch.arange(page_size_tokens * head_dim)
         return cls(flat.view(page_size_tokens, head_dim), "row_major")
 
+    @cached_property
+    def box(self) -> Box | None:
+        """The layout as a strided box, if it is one: then unpacking is one pass over memory, with no index."""
+        return find_box(self.offsets)
+
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """Undo the packing: ``[..., page_size * head_dim]`` to ``[..., page_size, head_dim]``."""
-        return packed[..., self.offsets.reshape(-1)].reshape(*packed.shape[:-1], *self.offsets.shape)
+        """Undo the packing: ``[..., page_size * head_dim]`` to contiguous ``[..., page_size, head_dim]``."""
+        shape = (*packed.shape[:-1], *self.offsets.shape)
+        if self.box is None:
+            return packed[..., self.offsets.reshape(-1)].reshape(shape)
+        cells = packed.contiguous()
+        (t1, t0, d1, d0), (s1, s0, r1, r0) = self.box
+        pair = _PAIRS.get(cells.dtype)
+        if pair is not None and d0 == 2 and r0 == 1 and not (s1 | s0 | r1 | int(cells.storage_offset())) % 2:
+            # two neighbouring 16-bit numbers move as one
+            halves = cells.view(pair).as_strided(
+                (*packed.shape[:-1], t1, t0, d1), (*(n // 2 for n in cells.stride()[:-1]), s1 // 2, s0 // 2, r1 // 2)
+            )
+            return halves.contiguous().view(cells.dtype).view(shape)
+        strided = cells.as_strided((*packed.shape[:-1], t1, t0, d1, d0), (*cells.stride()[:-1], s1, s0, r1, r0))
+        return strided.reshape(shape).contiguous()
 
     def pack(self, keys: torch.Tensor) -> torch.Tensor:
         """Pack keys ``[..., page_size, head_dim]`` to ``[..., page_size * head_dim]``."""
         packed = torch.empty(*keys.shape[:-2], self.offsets.numel(), dtype=keys.dtype)
         packed[..., self.offsets.reshape(-1)] = keys.flatten(-2)
         return packed
+
+
+def find_box(offsets: torch.Tensor) -> Box | None:
+    """Write a layout as a box with four strides: tokens and dimensions each cut once; None: it is none.
+
+    Args:
+        offsets: int64 ``[page_size_tokens, head_dim]``, see `KeyLayout`.
+    """
+    tokens, dims = offsets.shape
+    if int(offsets[0, 0]) != 0:
+        return None
+    for token_cut in _divisors(tokens):
+        for dim_cut in _divisors(dims):
+            sizes = (tokens // token_cut, token_cut, dims // dim_cut, dim_cut)
+            strides = (
+                int(offsets[token_cut % tokens, 0]), int(offsets[1 % token_cut, 0]),
+                int(offsets[0, dim_cut % dims]), int(offsets[0, 1 % dim_cut]),
+            )  # fmt: skip
+            made = torch.zeros(sizes, dtype=torch.int64)
+            for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+                made += (torch.arange(size) * stride).view([-1 if at == axis else 1 for at in range(4)])
+            if torch.equal(made.view(tokens, dims), offsets):
+                return Box(sizes, strides)
+    return None
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
 
 def recover_key_layout(

@@ -54,15 +54,14 @@ def attention_mass(
             f"{layout.page_size_tokens} with {window} queries"
         )
     group = num_heads // num_kv_heads
-    keys = layout.unpack(key_cache.index_select(0, page_ids))  # [P, Hkv, page, D]
-    keys = keys.transpose(0, 1).flatten(1, 2)[:, :context_tokens].float()  # [Hkv, L, D]
+    cells = layout.unpack(key_cache.index_select(0, page_ids))  # [P, Hkv, page, D]
+    keys = cells.transpose(0, 1).flatten(1, 2)[:, :context_tokens].float()  # [Hkv, L, D]
     grouped = query.float().view(window, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     logits = torch.matmul(grouped.flatten(1, 2) * scale, keys.transpose(1, 2))
     logits = logits.view(num_kv_heads, group, window, context_tokens)
-    if window > 1:
-        newest = torch.arange(context_tokens - window, context_tokens, device=query.device)
-        hidden = torch.arange(context_tokens, device=query.device)[None, :] > newest[:, None]
-        logits = logits.masked_fill(hidden, float("-inf"))
+    if window > 1:  # among the newest tokens each query sees those up to itself
+        hidden = torch.ones(window, window, dtype=torch.bool, device=query.device).triu(1)
+        logits[..., context_tokens - window :].masked_fill_(hidden, float("-inf"))
     weights = logits.softmax(-1).mean(2).flatten(0, 1)  # [num_heads, L]
     if head_reduce == "mean":
         return weights.mean(0)

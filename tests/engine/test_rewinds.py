@@ -10,6 +10,7 @@ from vllm import SamplingParams
 from memdecay_adapters.engine.events import DIVERGENCES
 from memdecay_agents import FixedBudget, RequestHints
 from tests.engine.oracle import logprob_distance
+from tests.engine.watching import wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -142,3 +143,17 @@ def test_two_branches_of_one_thread_at_once_do_not_mix(agent, random_oracle):
             mine = [*early, *mine]
         rows = random_oracle.logprobs([*ids, *result.token_ids[:-1]], mine)
         assert logprob_distance(rows, len(ids), result) <= MAX_DISTANCE
+
+
+def test_a_session_that_is_idle_for_too_long_goes_even_if_nobody_asks_anything(agent):
+    ask(agent, ids_of(300, 20))
+    internals = agent.run_on_engine_thread(lambda llm, internals: internals)
+    sessions = internals.controller.sessions
+    assert len(sessions) == 1
+    limit = sessions.idle_limit_seconds
+    try:
+        agent.run_on_engine_thread(lambda llm, internals: setattr(sessions, "idle_limit_seconds", 0.2))
+        wait_until(lambda: len(sessions) == 0)  # looked at from here: the engine thread is not woken
+        assert agent.pool_stats().free_pages == agent.pool_stats().total_pages
+    finally:
+        agent.run_on_engine_thread(lambda llm, internals: setattr(sessions, "idle_limit_seconds", limit))

@@ -148,11 +148,14 @@ def test_idle_limit_room_and_spared():
     assert sessions.put(kept[2]) == [kept[0]]
     assert sessions.oldest(spared=kept[1]) is kept[2]
     assert sessions.oldest(spared=kept[1]) is None
+    assert sessions.seconds_to_next_expiry() == 10.0
     clock.now = 15.0
     assert sessions.expired() == []
+    assert sessions.seconds_to_next_expiry() == 0.0
     clock.now = 15.1
     assert sessions.expired() == [kept[1]]
     assert len(sessions) == 0
+    assert sessions.seconds_to_next_expiry() is None
 
 
 def test_a_rewound_session_is_clean_up_to_the_cut_while_a_hole_remains():

@@ -59,15 +59,15 @@ class Admission:
             pages: its guarantee; without a budget, the pages of its tokens so far.
             number: the order of arrival; nobody is admitted before an earlier one that waits.
             guaranteed: whether it has a budget. Requests without one are left to vLLM's own admission as long
-                as nobody has a guarantee that they could take.
+                as nobody runs whose guarantee they could take.
         """
         if request_id in self._reserved:
             return True
-        if guaranteed or self._guaranteed:
-            earlier = any(other < number for waiting, other in self._waiting.items() if waiting != request_id)
-            if earlier or not self.fits(pages):
-                self._waiting[request_id] = number
-                return False
+        earlier = any(other < number for waiting, other in self._waiting.items() if waiting != request_id)
+        counted = guaranteed or bool(self._guaranteed)
+        if earlier or (counted and not self.fits(pages)):
+            self._waiting[request_id] = number
+            return False
         self._waiting.pop(request_id, None)
         self._reserved[request_id] = pages
         self.version += 1

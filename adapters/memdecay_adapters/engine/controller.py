@@ -176,8 +176,7 @@ class EvictionController(SessionTurns):
         Returns:
             The pages evicted since the last step and the queries to observe, both by request id.
         """
-        if expired := self.sessions.expired():
-            self.give_up(expired, EXPIRED_SESSIONS)
+        self.expire()
         evicted, self._evicted_since_step = self._evicted_since_step, {}
         observe = {}
         for request_id, tokens in scheduled_tokens.items():
@@ -190,6 +189,12 @@ class EvictionController(SessionTurns):
             if self.policy.uses_attention and (queries := tracked.queries_to_observe(tokens, self.config)):
                 observe[request_id] = queries
         return evicted, observe
+
+    def expire(self) -> float | None:
+        """Give up sessions that were idle for too long; returns the seconds until the next one will be."""
+        if expired := self.sessions.expired():
+            self.give_up(expired, EXPIRED_SESSIONS)
+        return self.sessions.seconds_to_next_expiry()
 
     def observe(self, request_id: str, token_index: np.ndarray, mass: np.ndarray) -> None:
         """Take in measured attention; see `Observation`. A malformed one is counted, never raised."""

@@ -154,6 +154,7 @@ class MemDecayEngine:
             self._internals = EngineInternals(self._thread.engine)
             self._metrics = registry_of(weak_snapshot(self))
             self._thread.take_summary = self._internals.controller.take_summary
+            self._thread.on_idle = self._internals.controller.expire
         except BaseException:
             self._thread.close()
             raise

@@ -56,6 +56,8 @@ class EngineThread:
         self._failure: BaseException | None = None
         self.take_summary: Callable[[str], RetentionSummary | None] = lambda internal_id: None
         """Where an ended request's retention summary is fetched: vLLM's output has none after a stop string."""
+        self.on_idle: Callable[[], float | None] = lambda: None
+        """Called whenever nothing runs and nothing is asked; returns after how many seconds to call it again."""
         self._closing = False
         self._lock = threading.RLock()  # request_close may be called by the garbage collector, inside _send
         self._thread = threading.Thread(target=self._main, name="memdecay-engine", daemon=True)
@@ -184,12 +186,19 @@ class EngineThread:
         while True:
             wait = not self.engine.has_unfinished_requests()
             try:
-                command = self._commands.get(block=wait)
+                command = self._commands.get(block=wait, timeout=self._idle_seconds() if wait else None)
             except queue.Empty:
+                if wait:
+                    continue
                 return True
             if command is None:
                 return False
             command.run()
+
+    def _idle_seconds(self) -> float | None:
+        """How long to wait for a command; a moment more than asked for, so that what was due then is due."""
+        seconds = self.on_idle()
+        return None if seconds is None else seconds + 0.01
 
     def _deliver(self, output: RequestOutput) -> None:
         running = self._running.get(output.request_id)

@@ -174,6 +174,13 @@ class SessionStore:
         limit = self._clock() - self.idle_limit_seconds
         return [self.take(session) for session in self if session.idle_since_seconds < limit]
 
+    def seconds_to_next_expiry(self) -> float | None:
+        """How long until a session has been idle for too long; None: none ever will."""
+        oldest = min((session.idle_since_seconds for session in self), default=None)
+        if oldest is None or self.idle_limit_seconds is None:
+            return None
+        return max(oldest + self.idle_limit_seconds - self._clock(), 0.0)
+
     def oldest(self, spared: RetainedSession | None = None) -> RetainedSession | None:
         """Remove and return the least recently used session, but not ``spared``."""
         session = next((session for session in self if session is not spared), None)
