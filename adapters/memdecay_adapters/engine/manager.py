@@ -129,13 +129,15 @@ class MemDecayManager(FullAttentionManager):
         if first_pages is not None:
             there = max(len(row), continued, len(new_computed_blocks))
             num_tokens = min(num_tokens, (there + first_pages) * self.block_size)
-        needed = super().get_num_blocks_to_allocate(
-            request_id, num_tokens, new_computed_blocks, *args, apply_admission_cap=apply_admission_cap, **kwargs
-        )
-        needed -= min(max(continued - len(new_computed_blocks), 0), needed)
-        if self.pressure is not None and needed > self.free_page_count():
-            self.pressure.make_room(request_id, needed)
-        return needed
+        while True:
+            needed = super().get_num_blocks_to_allocate(
+                request_id, num_tokens, new_computed_blocks, *args, apply_admission_cap=apply_admission_cap, **kwargs
+            )
+            needed -= min(max(continued - len(new_computed_blocks), 0), needed)
+            pressure = self.pressure if needed > self.free_page_count() else None
+            # a page of the cached prefix whose last holder gave it up just now is free and needed at once: count anew
+            if pressure is None or not pressure.make_room(request_id, needed):
+                return needed
 
     def cache_blocks(
         self, request: Request, num_tokens: int, retention_interval: int | None = None, **kwargs: Any
@@ -172,6 +174,10 @@ class MemDecayManager(FullAttentionManager):
     def row(self, request_id: str) -> list[Block]:
         """A running request's row, in logical order."""
         return self.req_to_blocks.get(request_id, [])
+
+    def published_pages(self, request_id: str) -> int:
+        """Leading pages of a row that the prefix cache knows, or will when this step has run."""
+        return int(self.num_cached_block.get(request_id, 0))
 
     def drop_pages(self, row: list[Block], pages: Sequence[int]) -> None:
         """Null entries of a row and free their blocks; the first of ``pages`` is reused first."""

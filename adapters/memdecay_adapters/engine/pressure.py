@@ -21,6 +21,7 @@ from memdecay_adapters.engine.block_rows import Block, held_pages
 from memdecay_adapters.engine.controller import EvictionController
 from memdecay_adapters.engine.events import PARKED_SESSIONS, SHRUNK_PAGES
 from memdecay_adapters.engine.session_store import RetainedSession
+from memdecay_adapters.engine.tracked_request import TrackedRequest
 from memdecay_agents.ledger import EvictionReason
 from memdecay_agents.selection import EvictionPlan
 
@@ -33,6 +34,9 @@ class PageCache(Protocol):
 
     def row(self, request_id: str) -> list[Block]:
         """A running request's row."""
+
+    def published_pages(self, request_id: str) -> int:
+        """Leading pages of its row that the prefix cache knows."""
 
     def drop_pages(self, row: list[Block], pages: Sequence[int]) -> None:
         """Null entries of a row and free their blocks."""
@@ -50,13 +54,17 @@ class PoolPressure:
         self._controller = controller
         self._cache = cache
 
-    def make_room(self, request_id: str, needed_pages: int) -> None:
+    def make_room(self, request_id: str, needed_pages: int) -> bool:
         """Free pages until ``needed_pages`` are free, or nothing more may be taken.
 
         Args:
             request_id: who needs them; the idle session that it is about to continue is spared.
             needed_pages: how many it needs.
+
+        Returns:
+            Whether anything was taken: what is needed may have changed with it.
         """
+        took = False
 
         def short() -> int:
             return needed_pages - self._cache.free_page_count()
@@ -69,7 +77,8 @@ class PoolPressure:
         )
         for step in steps:
             while (pages := short()) > 0 and step(pages):
-                pass
+                took = True
+        return took
 
     def _shrink_idle(self, pages: int, spared: RetainedSession | None) -> bool:
         """Take at least ``pages`` from idle sessions above their guarantees; False: there was nothing to take.
@@ -103,7 +112,11 @@ class PoolPressure:
 
     def _shrink_running(self, pages: int, floor_of: Callable[[str], int | None]) -> bool:
         """Take ``pages`` from running requests above a floor; False: there was nothing to take."""
-        rows = {request_id: self._cache.row(request_id) for request_id, _, _ in self._controller.running()}
+        rows = {
+            request_id: self._cache.row(request_id)
+            for request_id, tracked, _ in self._controller.running()
+            if not self._publishes_in_this_step(request_id, tracked)
+        }
         floors = {request_id: floor_of(request_id) for request_id in rows}
         taken = 0
         while taken < pages:
@@ -121,6 +134,14 @@ class PoolPressure:
                 if freed < count:
                     floors[request_id] = None  # what it has left is pinned or protected
         return taken > 0
+
+    def _publishes_in_this_step(self, request_id: str, tracked: TrackedRequest) -> bool:
+        """Whether it was scheduled already, with a page that this step completes.
+
+        vLLM publishes such a page before it is computed; it would be computed without what is taken now.
+        """
+        complete = tracked.request.num_computed_tokens // self._controller.page_size_tokens
+        return self._cache.published_pages(request_id) > complete
 
     def _shrink_one(self, request_id: str, row: list[Block], count: int) -> int:
         tracked, state = next((t, s) for name, t, s in self._controller.running() if name == request_id)
