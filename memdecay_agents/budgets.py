@@ -77,6 +77,18 @@ def minimum_budget_pages(
     return int((before[first] + last - first + 1).max())
 
 
+def must_stay_pages(hints: RequestHints, n_prompt_tokens: int, max_new_tokens: int, config: MemDecayConfig) -> int:
+    """`minimum_budget_pages` of a request."""
+    return minimum_budget_pages(
+        hints.spans,
+        hints.pins,
+        config,
+        max_new_tokens,
+        n_prompt_tokens=n_prompt_tokens,
+        output_region=hints.output_region,
+    )
+
+
 def check_budget(
     hints: RequestHints,
     n_prompt_tokens: int,

@@ -128,7 +128,12 @@ class RequestHints(BaseModel):
             name: getattr(self, name) for name in RequestHints.model_fields if name not in ("spans", "pins")
         }
         message["pins"] = list(self.pins)
-        message["budget"] = None if self.budget is None else self.budget.model_dump(mode="json")
+        if self.budget is not None:
+            message["budget"] = self.budget.model_dump(mode="json")
+        # younger keys are left out at their defaults, so that a reader that does not know them takes the message
+        for name in ("budget", "rewind", "output_region"):
+            if getattr(self, name) == RequestHints.model_fields[name].default:
+                del message[name]
         message["spans"] = [[span.start, span.end, span.region, int(span.flags)] for span in merge_adjacent(self.spans)]
         _check_size(message)
         return {EXTRA_ARGS_KEY: message}

@@ -62,7 +62,7 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
 }  # fmt: skip
 """The numbers of each operation, name to (least, most), and how many steps the engine then takes."""
 FREQUENCY: dict[str, int] = {
-    "steps": 24, "append": 10, "add": 6, "rewind": 4, "fork": 2, "share": 2, "abort": 2,
+    "steps": 24, "append": 10, "add": 6, "rewind": 4, "fork": 2, "share": 6, "abort": 2,
     "preempt": 2, "shrink_pool": 2, "grow_pool": 1, "close_sessions": 1, "finish_all": 1,
 }  # fmt: skip
 """How often a seeded run does each operation, among those that are enabled."""
@@ -138,7 +138,7 @@ class Chaos:
         conversation = Conversation.begin(
             text, length, tenant=f"tenant-{tenant}", thread=f"thread-{thread}", agent=f"agent-{agent}",
             budget=BUDGETS[budget] if hinted else None, hinted=hinted,
-            pins=("tool_in",) if text % 4 == 0 else (),
+            pins=("tool_in",) if text % 4 == 0 else (), rewinds="recompute" if text % 5 == 0 else "continue",
         )  # fmt: skip
         self.conversations = [*self.conversations[1 - MOST_CONVERSATIONS :], conversation]
         self._submit(conversation, new_tokens)

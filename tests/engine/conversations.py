@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from memdecay_agents import AgentBudget, RequestHints
 from memdecay_agents.spans import Span, SpanFlag, clip
@@ -44,6 +45,8 @@ class Conversation:
     """False: sent without hints, as to a stock engine."""
     pins: tuple[str, ...] = ()
     """Regions pinned beside the system prompt, in all its turns."""
+    rewinds: Literal["continue", "recompute"] = "continue"
+    """What its sessions do with an edited history."""
     tokens: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
@@ -90,7 +93,7 @@ class Conversation:
         if not self.hinted:
             return None
         return RequestHints(
-            tenant=self.tenant, session=self.thread, agent=self.agent, budget=self.budget,
+            tenant=self.tenant, session=self.thread, agent=self.agent, budget=self.budget, rewind=self.rewinds,
             pins=self.pins, spans=tuple(self.spans), output_region=OUTPUT_REGION,
         )  # fmt: skip
 

@@ -60,7 +60,8 @@ class Invariants:
             assert sum(pages for _, pages in reserved) <= GUARANTEED_PAGES, "guarantees that the pool cannot keep"
         for session in idle:
             _, submitted = self._known[session.state]
-            budget_pages = submitted.budget_pages(len(session.token_ids) + 1)
+            # an aborted turn knew all of its prompt, and may have computed less
+            budget_pages = submitted.budget_pages(max(len(session.token_ids) + 1, len(submitted.prompt)))
             assert len(session.blocks) == -(-len(session.token_ids) // PAGE)
             assert budget_pages is None or len(session.held_pages) <= budget_pages, "an idle session above its budget"
         self._check_sharing(
@@ -181,8 +182,8 @@ class Invariants:
         assert (result.retention is None) == (not submitted.conversation.hinted)
         if result.retention is not None:
             if not isinstance(submitted.budget, PoolShare):
-                known = len(submitted.prompt) + len(result.token_ids)
-                slack = (-1, 0, 1) if submitted.aborted else (0,)  # the token of the step that an abort cut short
+                known = len(submitted.prompt) + len(result.token_ids) - 1  # the last one is not computed
+                slack = (-1, 0, 1, 2) if submitted.aborted else (0,)  # the token of the step that an abort cut short
                 budgets = {submitted.budget_pages(known + tokens) for tokens in slack}
                 assert result.retention.budget_pages in budgets, (result.finish_reason, known, result.retention)
             assert submitted.most_over_budget_pages <= result.retention.shortfall_pages, "above its budget in decode"

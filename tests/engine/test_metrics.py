@@ -92,9 +92,24 @@ def test_agents_beyond_a_bound_are_counted_together():
     assert events.total(EVICTED_PAGES) == MAX_LABEL_VALUES + 50
 
 
+def test_a_log_line_is_one_line_whatever_an_agent_is_called(caplog):
+    events = EngineEvents()
+    name = 'bob"\nevent=refused_admissions count=9 agent=x'
+    with caplog.at_level(logging.INFO, logger="memdecay.engine"):
+        events.note(EVICTED_PAGES, name, "user", "over_budget", by=2, detail=ValueError("a b"))
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f'event=evicted_pages count=2 agent={json.dumps(name)} region=user reason=over_budget detail="a b"'
+    )
+    assert record.memdecay["agent"] == name
+    json.dumps(record.memdecay)
+
+
+@pytest.mark.parametrize("time", [1, 2])
 def test_vllms_own_registry_serves_them_and_a_budget_that_never_bound_is_warned_of(
-    no_engine, random_llama_path, caplog
+    no_engine, random_llama_path, caplog, time
 ):
+    # twice: Prometheus' own registry outlives an engine
     engine = MemDecayEngine(
         random_llama_path,
         config=MemDecayConfig(page_size_tokens=16),

@@ -268,3 +268,95 @@ def test_each_agent_is_told_what_its_budget_did(pool):
     assert bound.evicted_pages >= 32 - 10
     assert roomy.never_bound
     assert (roomy.evicted_pages, roomy.peak_pages) == (0, 7)
+
+
+# ---- what once made an engine wait for ever, or stop
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [PoolShare(guaranteed_tokens=160), FixedBudget(tokens=2000, guaranteed_tokens=160)],
+    ids=["share", "fixed"],
+)
+def test_a_cached_prefix_as_large_as_the_pool_does_not_keep_a_request_waiting(pool, random_oracle, budget):
+    first = request("first", 1000, budget, 2, seed=20)
+    pool.generate(*first)
+    pool.close_sessions()
+    ids = [*first[0][:992], *ids_of(500, 21)]
+    spans = [[0, 16, "system", 0], [16, 900, "retrieval", 0], [900, len(ids), "user", 0]]
+    hints = RequestHints(session="second", agent="second", budget=budget, spans=spans)
+    second = pool.submit(ids, sampling(4), hints).result(60)
+    assert second.cached_tokens <= (63 - CHUNK_PAGES - 1) * 16
+    assert_exact(random_oracle, pool, ids, second)
+
+
+def test_room_made_of_the_pages_of_ones_own_cached_prefix_is_counted_anew(pool, random_oracle):
+    pool.generate(*request("whole", 476, None, 4, seed=22))
+    shared = request("shared", 476, PoolShare(guaranteed_tokens=96), 4, seed=23)
+    pool.generate(*shared)  # idle now: its pages are about to be shrunk, and are the next one's cached prefix
+    ids = [*shared[0][:464], *ids_of(100, 24)]
+    spans = [[0, 16, "system", 0], [16, len(ids), "user", 0]]
+    hints = RequestHints(session="next", agent="next", budget=FixedBudget(tokens=640), spans=spans)
+    result = pool.generate(ids, sampling(8), hints)
+    assert result.finish_reason == "length"
+    assert_exact(random_oracle, pool, ids, result)
+
+
+def test_pins_that_the_pool_cannot_hold_are_refused_whatever_the_guarantee(pool):
+    budget = FixedBudget(tokens=2000, guaranteed_tokens=16)
+    with pytest.raises(BudgetError, match="must stay"):
+        pool.submit(*request("pins", 1200, budget, 8, pinned=1190))
+
+
+def test_pins_above_the_guarantee_are_reserved_too(pool):
+    pins = request("pins", 700, FixedBudget(tokens=960, guaranteed_tokens=16), 100, seed=25, pinned=640)
+    running = pool.submit(*pins)
+    next(iter(running))
+    assert pool.pool_stats().reserved_pages >= 640 // 16
+    other = pool.submit(*request("other", 400, FixedBudget(tokens=480), 8, seed=26))
+    assert not events(pool, PREEMPTIONS)[("pins",)]
+    assert other.result(60).finish_reason == running.result(60).finish_reason == "length"
+    assert not events(pool, PREEMPTIONS)[("pins",)] + events(pool, PREEMPTIONS)[("other",)]
+
+
+@pytest.mark.parametrize("hinted", [False, True])
+def test_a_request_without_a_budget_never_outgrows_what_others_are_guaranteed(pool, hinted):
+    if hinted:
+        plain = request("whole", 320, None, 500, seed=27)
+    else:
+        plain = (ids_of(480, 27), sampling(400), RequestHints(agent="whole", spans=[[0, 480, "user", 0]]))
+    first = pool.submit(*plain)
+    next(iter(first))
+    second = pool.submit(*request("guaranteed", 600, FixedBudget(tokens=560), 200, seed=28))
+    assert second.result(120).finish_reason == first.result(120).finish_reason == "length"
+    assert not events(pool, PREEMPTIONS)[("guaranteed",)]
+
+
+def test_room_that_cannot_be_had_costs_nobody_anything(pool):
+    for number in range(3):
+        pool.generate(*request(f"idle-{number}", 60, FixedBudget(tokens=64), 2, seed=number))
+    parked = sum(events(pool, PARKED_SESSIONS).values())
+    running = pool.submit(*request("large", 700, FixedBudget(tokens=800), 60, seed=29))
+    next(iter(running))
+    held = pool.pool_stats().held_pages
+    assert not pool.run_on_engine_thread(
+        lambda llm, internals: internals.scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+        .pressure.make_room("nobody", 63)
+    )  # fmt: skip
+    assert pool.pool_stats().held_pages >= held
+    assert sum(events(pool, PARKED_SESSIONS).values()) == parked
+    assert running.result(60).finish_reason == "length"
+
+
+def test_refusals_count_those_that_were_accepted_and_have_not_begun(pool, monkeypatch):
+    monkeypatch.setattr(pool, "_admission", "refuse")
+    waits = sum(events(pool, ADMISSION_WAITS).values())
+    streams = [pool.submit(*request(f"burst-{n}", 632, FixedBudget(tokens=640), 8, seed=n)) for n in range(4)]
+    outcomes = []
+    for stream in streams:
+        try:
+            outcomes.append(stream.result(60).finish_reason)
+        except BudgetError:
+            outcomes.append("refused")
+    assert outcomes.count("refused") == 3
+    assert sum(events(pool, ADMISSION_WAITS).values()) == waits

@@ -167,7 +167,7 @@ def test_a_request_that_could_never_get_its_pages_is_refused_and_nobody_waits_be
     for budget_tokens, refused in [(16 * total, True), (16 * (total - 9), False)]:
         request_hints = hints(900, budget_tokens)
         if refused:
-            with pytest.raises(BudgetError, match=rf"the pool has {total}.*Set a budget of at most {16 * (total - 9)}"):
+            with pytest.raises(BudgetError, match=rf"the pool has {total}.*set a budget of at most {16 * (total - 9)}"):
                 engine.submit(ids, sampling(300), request_hints)
         else:
             assert engine.generate(ids, sampling(4), request_hints).finish_reason == "length"

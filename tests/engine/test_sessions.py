@@ -246,6 +246,25 @@ def test_a_tenants_prefix_is_not_found_by_another(session_engine, tokenizer):
         assert session_engine.generate(ids, sampling(2), hints).cached_tokens == cached
 
 
+def test_a_tenant_in_extra_args_is_a_tenant_too(session_engine, tokenizer):
+    ids = prompt_ids(tokenizer, 300, seed=60)
+    spans = [[0, 48, "system", 0], [48, 300, "user", 0]]
+    for tenant, cached in [("a", 0), ("b", 0), ("a", 288)]:
+        params = sampling(2)
+        params.extra_args = RequestHints(tenant=tenant, agent="agent", spans=spans).to_extra_args()
+        assert session_engine.generate(ids, params).cached_tokens == cached
+
+
+def test_an_extension_is_continued_even_if_the_prompt_is_one_span(session_engine, tokenizer):
+    ids = prompt_ids(tokenizer, 340, seed=61)
+    one = [RequestHints(session="one", agent="agent", spans=[[0, n, "user", 0]]) for n in (300, 340 + NEW_TOKENS)]
+    first = session_engine.generate(ids[:300], sampling(), one[0])
+    longer = [*ids[:300], *first.token_ids, *ids[300:]]
+    second = session_engine.generate(longer, sampling(), one[1])
+    assert second.retention.continued_tokens == 300 + NEW_TOKENS - 1
+    assert second.retention.rewound_tokens == 0
+
+
 def test_a_request_that_reads_no_cache_begins_anew_and_reserves_all_its_pages(engine_named, oracle, tokenizer):
     engine = engine_named("small_pool_sessions")
     text = prompt_ids(tokenizer, 500, seed=58)

@@ -33,7 +33,9 @@ def engine(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
-    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs a ratio; below 15 no bound is claimed.")] = 21,
+    pairs: Annotated[
+        int, typer.Option(min=1, max=22, help="Interleaved pairs a ratio; below 15 no bound is claimed.")
+    ] = 21,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     part: Annotated[list[Part] | None, typer.Option(help="Only these parts (repeat); default: all.")] = None,
 ) -> None:

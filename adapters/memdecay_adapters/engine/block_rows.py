@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 
@@ -15,6 +15,11 @@ class Block(Protocol):
     @property
     def is_null(self) -> bool:
         """Whether this is the pool's null block."""
+
+
+def private_pages(row: Sequence[Block], pages: Sequence[int]) -> tuple[int, ...]:
+    """Those of ``pages`` that no other row shares: only they are free when they go."""
+    return tuple(page for page in pages if row[page].ref_cnt == 1)
 
 
 def held_pages(row: Iterable[Block]) -> list[int]:

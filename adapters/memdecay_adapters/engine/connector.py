@@ -81,6 +81,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         self._controller = EvictionController(self._settings, self.manager.block_size, self._chunk_tokens, pool_pages)
         self.controller.free_blocks = self.manager.free_row
         self.manager.controller = self.controller
+        MemDecayManager.chunk_pages = self.controller.chunk_pages
         self.manager.pressure = PoolPressure(self.controller, self.manager)
 
     def on_new_request(self, request: Request) -> None:
@@ -152,6 +153,11 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> ServedMetrics:
         """Where vLLM's server shows them."""
         return ServedMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def shutdown(self) -> None:
+        """The engine core ends: say which budgets never bound."""
+        if self._controller is not None:
+            self._controller.note_unbound_budgets()
 
     # ---- worker side
 

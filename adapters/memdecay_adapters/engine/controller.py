@@ -38,6 +38,7 @@ class EvictionController(SessionTurns):
     def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int, pool_pages: int) -> None:
         super().__init__(settings, page_size_tokens, chunk_tokens, pool_pages)
         self.shares = PoolShares(self.admission)
+        self._unbound_noted = False
 
     # ---- asked by the cache manager
 
@@ -75,7 +76,7 @@ class EvictionController(SessionTurns):
         if plan.shortfall_pages > tracked.shortfall_pages:
             tracked.shortfall_pages = plan.shortfall_pages
             self.events.note(SHORTFALLS, state.agent, level=logging.WARNING, request=request_id,
-                             shortfall_pages=plan.shortfall_pages, detail=repr(plan.refusal))  # fmt: skip
+                             shortfall_pages=plan.shortfall_pages, detail=plan.refusal)  # fmt: skip
         return self.book(request_id, plan, processed_tokens, EvictionReason.over_budget)
 
     # ---- carried out for a budget, or for pool pressure
@@ -114,7 +115,7 @@ class EvictionController(SessionTurns):
         self, state: SessionState, plan: EvictionPlan, request_id: str, reason: EvictionReason
     ) -> list[LedgerEntry]:
         if plan.fault is not None:
-            self.events.note(BYPASSES, "policy_fault", level=logging.ERROR, request=request_id, detail=repr(plan.fault))
+            self.events.note(BYPASSES, "policy_fault", level=logging.ERROR, request=request_id, detail=plan.fault)
         self._refuse_pinned(state, plan.pages)
         entries = state.apply(plan, request_id=request_id, reason=reason)
         by_region = Counter(entry.region for entry in entries)
@@ -208,7 +209,7 @@ class EvictionController(SessionTurns):
                 )
             )
         except MemDecayError as error:
-            self.events.note(BYPASSES, error.code, level=logging.ERROR, request=request_id, detail=repr(str(error)))
+            self.events.note(BYPASSES, error.code, level=logging.ERROR, request=request_id, detail=error)
 
     # ---- looking inside
 
@@ -217,8 +218,9 @@ class EvictionController(SessionTurns):
         return self.ledger.copy()
 
     def note_unbound_budgets(self) -> None:
-        """Warn of agents whose budget never asked for an eviction: a budget that changed nothing."""
-        for tally in self.agents:
+        """Warn, once, of agents whose budget never asked for an eviction: a budget that changed nothing."""
+        tallies, self._unbound_noted = [] if self._unbound_noted else list(self.agents), True
+        for tally in tallies:
             if tally.never_bound and self.policy.evicts:
                 self.events.note(UNBOUND_BUDGETS, tally.agent, level=logging.WARNING, budget_pages=tally.budget_pages,
                                  longest_turn_pages=tally.longest_pages, turns=tally.turns)  # fmt: skip

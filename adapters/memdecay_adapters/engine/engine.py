@@ -122,8 +122,6 @@ class MemDecayEngine:
                 config=config or MemDecayConfig(),
                 keep_sessions=not deterministic if keep_sessions is None else keep_sessions,
                 session_idle_seconds=session_idle_seconds,
-                admission=admission,
-                deterministic=deterministic,
                 check_integrity=check_integrity,
                 allow_untested_gpu=allow_untested_gpu,
             )
@@ -183,6 +181,7 @@ class MemDecayEngine:
                 without regions.
 
         Raises:
+            HintsError: ``sampling.extra_args["memdecay"]``, read where ``hints`` is None, is malformed.
             SpanError: spans that do not partition this prompt.
             RegionError: an unknown region.
             BudgetError: a budget below what must stay. With ``admission="refuse"`` also raised by the stream, when
@@ -191,6 +190,8 @@ class MemDecayEngine:
                 was carried over a fork.
         """
         self._check_usable()
+        if hints is None:
+            hints = RequestHints.from_extra_args(sampling.extra_args)
         check_request(prompt_token_ids, sampling, hints, self.config, self.max_model_len, self._pool_shape)
         if self.deterministic:
             check_deterministic_sampling(sampling)
@@ -213,9 +214,9 @@ class MemDecayEngine:
         """What the engine thread asks before it takes a request, where requests are refused rather than wait."""
         if self._admission == "wait":
             return None
-        asked = hints or RequestHints.from_extra_args(sampling.extra_args) or plain_hints(prompt_tokens)
-        most_tokens = prompt_tokens + (sampling.max_tokens or self.max_model_len - prompt_tokens)
-        return lambda: self._internals.controller.check_admission(asked, most_tokens)
+        asked = hints or plain_hints(prompt_tokens)
+        max_tokens = sampling.max_tokens or self.max_model_len - prompt_tokens
+        return lambda: self._internals.controller.check_admission(asked, prompt_tokens, max_tokens)
 
     def generate(
         self, prompt_token_ids: list[int], sampling: SamplingParams, hints: RequestHints | None = None

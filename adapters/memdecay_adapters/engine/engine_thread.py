@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+LONGEST_WAIT_SECONDS = 3600.0
+"""Between two looks at what is due while nothing runs; a queue cannot wait for ever and a day."""
+
+
 class _Command(NamedTuple):
     run: Callable[[], None]
     refuse: Callable[[BaseException], None]
@@ -198,7 +202,7 @@ class EngineThread:
     def _idle_seconds(self) -> float | None:
         """How long to wait for a command; a moment more than asked for, so that what was due then is due."""
         seconds = self.on_idle()
-        return None if seconds is None else seconds + 0.01
+        return None if seconds is None else min(seconds + 0.01, LONGEST_WAIT_SECONDS)
 
     def _deliver(self, output: RequestOutput) -> None:
         running = self._running.get(output.request_id)

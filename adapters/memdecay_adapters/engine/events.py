@@ -6,12 +6,16 @@ the same in ``key=value`` pairs, and carries them as ``record.memdecay`` for han
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 logger = logging.getLogger("memdecay.engine")
+
+_PLAIN = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
 
 MAX_LABEL_VALUES = 200
 """Different agents that are counted by name; further ones are counted together, as "(other)"."""
@@ -86,9 +90,10 @@ class EngineEvents:
         """Add to a counter and write a log line with the labels and further fields."""
         self.count(spec, *labels, by=by)
         if logger.isEnabledFor(level):
-            pairs = {**dict(zip(spec.labels, labels, strict=True)), **fields}
+            given = {**dict(zip(spec.labels, labels, strict=True)), **fields}
+            pairs = {key: value if isinstance(value, (int, float)) else str(value) for key, value in given.items()}
             event = spec.name.removeprefix("memdecay_")
-            line = " ".join(f"{key}={value}" for key, value in pairs.items())
+            line = " ".join(f"{key}={_quoted(value)}" for key, value in pairs.items())
             logger.log(level, "event=%s count=%d %s", event, by, line, extra={"memdecay": {"event": event, **pairs}})
 
     def total(self, spec: CounterSpec) -> int:
@@ -114,3 +119,9 @@ class EngineEvents:
                 yield value
             else:
                 yield "(other)"
+
+
+def _quoted(value: object) -> str:
+    """A value as it stands in a line: names come from users, and must not look like further fields or lines."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)

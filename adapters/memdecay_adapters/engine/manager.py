@@ -9,7 +9,7 @@ requests share (a cached prefix) stays theirs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -27,8 +27,30 @@ class MemDecayManager(FullAttentionManager):
 
     controller: EvictionController | None = None
     """Bound by the connector once the scheduler has built its cache manager."""
+    chunk_pages: ClassVar[int] = 0
+    """Pages of one engine step's tokens; set when an engine core starts, of which a process has one."""
     pressure: PoolPressure | None = None
     """Makes room when pages run out; bound together with the controller."""
+
+    @classmethod
+    def find_longest_cache_hit(
+        cls,
+        block_hashes: Any,
+        max_length: int,
+        kv_cache_group_ids: list[int],
+        block_pool: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """See the base class; a hit leaves room for the first chunk behind it.
+
+        All pages of a hit are taken at once, what exceeds the budget goes back only then: a hit as large as the
+        pool would wait for pages that there never are.
+        """
+        pages = block_pool.num_gpu_blocks - 2 - cls.chunk_pages
+        if cls.chunk_pages:
+            max_length = min(max_length, max(pages, 0) * block_pool.hash_block_size)
+        return super().find_longest_cache_hit(block_hashes, max_length, kv_cache_group_ids, block_pool, *args, **kwargs)
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None

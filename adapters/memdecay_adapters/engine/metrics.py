@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
@@ -126,11 +126,19 @@ class EventDeltas(KVConnectorStats):
         return not self.data
 
 
+def _forget_earlier_engine() -> None:
+    """Take our counters out of Prometheus' own registry, as vLLM does with its own: a second engine brings them."""
+    for collector in list(REGISTRY._collector_to_names):
+        if getattr(collector, "_name", None) in COUNTERS:
+            REGISTRY.unregister(collector)
+
+
 class ServedMetrics(KVConnectorPromMetrics):
     """The counters among the metrics of vLLM's server: vLLM's own labels (model, engine) and then ours."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine)
+        _forget_earlier_engine()
         self._counters = {
             spec.name: self._counter_cls(
                 name=spec.name, documentation=spec.help, labelnames=[*labelnames, *spec.labels]

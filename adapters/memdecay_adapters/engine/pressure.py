@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from memdecay_adapters.engine.block_rows import Block, held_pages
+from memdecay_adapters.engine.block_rows import Block, held_pages, private_pages
 from memdecay_adapters.engine.controller import EvictionController
 from memdecay_adapters.engine.events import PARKED_SESSIONS, SHRUNK_PAGES
 from memdecay_adapters.engine.session_store import RetainedSession
@@ -64,11 +64,13 @@ class PoolPressure:
         Returns:
             Whether anything was taken: what is needed may have changed with it.
         """
-        took = False
 
         def short() -> int:
             return needed_pages - self._cache.free_page_count()
 
+        took = False
+        if short() > self._most_to_be_had(request_id):
+            return False  # giving up sessions for nothing helps nobody
         steps: tuple[Callable[[int], bool], ...] = (
             lambda pages: self._shrink_idle(pages, self._controller.session_of(request_id)),
             lambda pages: self._park(self._controller.session_of(request_id)),
@@ -79,6 +81,17 @@ class PoolPressure:
             while (pages := short()) > 0 and step(pages):
                 took = True
         return took
+
+    def _most_to_be_had(self, request_id: str) -> int:
+        """No more pages than this can be taken: all of the idle sessions, and what running requests may lose."""
+        spared = self._controller.session_of(request_id)
+        idle = sum(len(session.held_pages) for session in self._controller.sessions if session is not spared)
+        running = 0
+        for name, _, _ in self._controller.running():
+            floor = self._controller.guaranteed_pages(name)
+            if floor is not None:
+                running += max(len(held_pages(self._cache.row(name))) - floor, 0)
+        return idle + running
 
     def _shrink_idle(self, pages: int, spared: RetainedSession | None) -> bool:
         """Take at least ``pages`` from idle sessions above their guarantees; False: there was nothing to take.
@@ -92,7 +105,7 @@ class PoolPressure:
             if session is spared or guaranteed is None or len(held) <= guaranteed:
                 continue
             plan = session.state.plan(len(session.token_ids), held, pages_to_free=len(held) - guaranteed)
-            candidates.append((session, plan))
+            candidates.append((session, dataclasses.replace(plan, pages=private_pages(session.blocks, plan.pages))))
         wanted = max(pages, self._controller.chunk_pages)
         taken = lowest_first([[plan.scores[page] for page in plan.pages] for _, plan in candidates], wanted)
         for (session, plan), count in zip(candidates, taken, strict=True):
@@ -146,7 +159,9 @@ class PoolPressure:
     def _shrink_one(self, request_id: str, row: list[Block], count: int) -> int:
         tracked, state = next((t, s) for name, t, s in self._controller.running() if name == request_id)
         processed = tracked.request.num_computed_tokens
-        plan = state.plan(processed, held_pages(row), pages_to_free=count)
+        held = held_pages(row)
+        plan = state.plan(processed, held, pages_to_free=len(held))
+        plan = dataclasses.replace(plan, pages=private_pages(row, plan.pages)[:count])
         freed = self._controller.book(request_id, plan, processed, EvictionReason.pool_pressure)
         self._cache.drop_pages(row, freed)
         if freed:

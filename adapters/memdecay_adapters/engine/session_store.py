@@ -71,7 +71,7 @@ class Match(NamedTuple):
     tokens: int
     """Leading tokens of the prompt that need not be computed again."""
     shared: int
-    """Leading tokens that prompt and history have in common; the last page of them may have to be computed."""
+    """Leading tokens that prompt and history have in common; the last of them may have to be computed again."""
 
     @property
     def diverges(self) -> bool:
@@ -81,7 +81,7 @@ class Match(NamedTuple):
     @property
     def edits_prompt(self) -> bool:
         """Whether it does so within what the last turn was asked, not only in what it answered."""
-        return self.shared < self.session.prompt_tokens - 1
+        return self.shared < self.session.prompt_tokens
 
 
 class SessionStore:
@@ -126,14 +126,15 @@ class SessionStore:
         Args:
             session_id: whose slots to look at.
             prompt: token ids; at least the last one is always computed.
-            least_tokens: a shorter common prefix is another prompt, not a continuation.
+            least_tokens: a shorter common prefix that is not the whole history is another prompt, no continuation.
         """
         ids = np.asarray(prompt, dtype=np.int64)
         best: Match | None = None
         for session in self.of(session_id):
-            shared = common_prefix(session.token_ids, ids[:-1])
-            tokens = self._usable(session, shared)
-            if tokens >= max(least_tokens, 1) and (best is None or tokens >= best.tokens):
+            shared = common_prefix(session.token_ids, ids)
+            tokens = self._usable(session, min(shared, len(ids) - 1))
+            enough = 1 if shared == len(session.token_ids) else max(least_tokens, 1)  # all of it is an extension
+            if tokens >= enough and (best is None or tokens >= best.tokens):
                 best = Match(session, tokens, shared)
         return best
 

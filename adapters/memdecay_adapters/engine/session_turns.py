@@ -36,6 +36,7 @@ from memdecay_adapters.engine.results import RetentionSummary
 from memdecay_adapters.engine.session_store import RetainedSession, SessionStore, common_prefix
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.tracked_request import Divergence, Request, TrackedRequest, summarise
+from memdecay_agents.budgets import must_stay_pages
 from memdecay_agents.errors import BudgetError, IntegrityError, MemDecayError, SpanError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.ledger import Ledger
@@ -43,6 +44,9 @@ from memdecay_agents.policies import get_policy
 from memdecay_agents.session_state import SessionState
 from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span, clip
+
+NO_AGENT = "(no hints)"
+"""What requests without hints are counted under."""
 
 MAX_SUMMARIES = 1024
 """Summaries of ended requests that nobody has asked for yet."""
@@ -76,28 +80,28 @@ class SessionTurns:
         self._requests: dict[str, TrackedRequest] = {}
         self._holders: dict[SessionId, str] = {}
         self._evicted_since_step: dict[str, list[int]] = {}
+        self._plain: dict[str, tuple[Request, int]] = {}
+        """Requests without hints, and the order of their arrival: they have no session, and take pages all the same."""
         self._numbers = itertools.count()
 
     def start(self, request: Request) -> None:
         """Read a request's hints; never raises on what they say."""
         try:
             hints = self._hints_of(request)
-            if hints is None:
-                return
-            hints.check(request.num_prompt_tokens, self.config)
-            if hints.base:
+            if hints is not None:
+                hints.check(request.num_prompt_tokens, self.config)
+            if hints is not None and hints.base:
                 raise SpanError(
                     where=f"agent '{hints.agent}', turn {hints.turn}",
                     rule=f"the spans begin at token {hints.base}, and this engine is sent whole prompts",
                     remedy="Send base 0 with spans for the whole prompt; what a session holds is found here.",
                 )
         except MemDecayError as error:
-            self.events.note(
-                BYPASSES, error.code, level=logging.WARNING, request=request.request_id, detail=repr(str(error))
-            )
+            self.events.note(BYPASSES, error.code, level=logging.WARNING, request=request.request_id, detail=error)
             hints = self._default_hints(request)  # a broken message does not lift the default budget
-            if hints is None:
-                return
+        if hints is None:
+            self._plain[request.request_id] = (request, next(self._numbers))
+            return
         home = hints.session_id
         # No thread, or the session is held by a request that still runs: a session of this one turn.
         alone = not home.thread_id or home in self._holders
@@ -112,6 +116,7 @@ class SessionTurns:
             retains=self._keep_sessions and not alone,
             budget=budget,
             number=next(self._numbers),
+            must_stay_pages=must_stay_pages(hints, request.num_prompt_tokens, request.max_tokens, self.config),
         )
 
     def _hints_of(self, request: Request) -> RequestHints | None:
@@ -141,7 +146,7 @@ class SessionTurns:
         """
         tracked = self._requests.get(request.request_id)
         if tracked is None:
-            return 0
+            return 0 if self._admits_plain(request.request_id) else None
         tracked.match = tracked.replaces = None  # an earlier attempt's session may be gone by now
         if not self._admits(tracked):
             return None
@@ -158,28 +163,38 @@ class SessionTurns:
         return tracked.match.tokens - cached_tokens if tracked.match is not None else 0
 
     def _admits(self, tracked: TrackedRequest) -> bool:
-        request_id, page = tracked.request.request_id, self.page_size_tokens
+        pages = tracked.reserved_pages(self.page_size_tokens)
+        return self._admit(
+            tracked.request.request_id, tracked.hints.agent, pages, tracked.number, tracked.budget is not None
+        )
+
+    def _admits_plain(self, request_id: str) -> bool:
+        request, number = self._plain[request_id]
+        pages = -(-(request.num_prompt_tokens + request.max_tokens) // self.page_size_tokens)
+        return self._admit(request_id, NO_AGENT, pages, number, False)
+
+    def _admit(self, request_id: str, agent: str, pages: int, number: int, guaranteed: bool) -> bool:
         waited_before = self.admission.is_waiting(request_id)
-        pages = tracked.reserved_pages(page)
-        if self.admission.admit(request_id, pages, tracked.number, guaranteed=tracked.budget is not None):
+        if self.admission.admit(request_id, pages, number, guaranteed=guaranteed):
             return True
         if not waited_before:
             self.events.note(
                 ADMISSION_WAITS,
-                tracked.hints.agent,
+                agent,
                 request=request_id,
-                guaranteed_pages=pages,
+                needed_pages=pages,
                 reserved_pages=self.admission.reserved_pages,
                 limit_pages=self.admission.limit_pages,
             )
         return False
 
-    def check_admission(self, hints: RequestHints, most_tokens: int) -> None:
+    def check_admission(self, hints: RequestHints, prompt_tokens: int, max_tokens: int) -> None:
         """Refuse a request whose guarantee does not fit now, for ``admission="refuse"``.
 
         Args:
             hints: of the request.
-            most_tokens: the longest that it can become.
+            prompt_tokens: length of its prompt.
+            max_tokens: what it may generate.
 
         Raises:
             BudgetError: the guarantees of the running requests leave too little of the pool.
@@ -187,26 +202,29 @@ class SessionTurns:
         budget = hints.agent_budget(self.config) if self.policy.evicts else None
         if budget is None:
             return
-        pages = min(budget.guarantee // self.page_size_tokens, -(-most_tokens // self.page_size_tokens))
+        page = self.page_size_tokens
+        stays = must_stay_pages(hints, prompt_tokens, max_tokens, self.config)
+        pages = min(max(budget.guarantee // page, stays), -(-(prompt_tokens + max_tokens) // page))
         waiting = [
             tracked.reserved_pages(self.page_size_tokens)
             for request_id, tracked in self._requests.items()
             if not self.admission.is_admitted(request_id)
         ]
-        if self.admission.fits(pages + sum(waiting)):
+        reserved = self.admission.reserved_pages + sum(waiting)
+        if not reserved or reserved + pages <= self.admission.limit_pages:
             return
         self.events.note(
             ADMISSION_REFUSALS,
             hints.agent,
             level=logging.WARNING,
             guaranteed_pages=pages,
-            reserved_pages=self.admission.reserved_pages + sum(waiting),
+            reserved_pages=reserved,
             limit_pages=self.admission.limit_pages,
         )
         raise BudgetError(
             where=f"agent '{hints.agent}'",
             rule=f"its guarantee of {pages} pages does not fit: running agents are guaranteed "
-            f"{self.admission.reserved_pages + sum(waiting)} of the {self.admission.limit_pages} pages that can be",
+            f"{reserved} of the {self.admission.limit_pages} pages that can be",
             remedy="Send it again when another has ended, lower the guarantees, give the engine more memory, or "
             'start it with admission="wait".',
         )
@@ -319,6 +337,9 @@ class SessionTurns:
         """
         self._evicted_since_step.pop(request_id, None)
         retained = self._retiring.pop(request_id, None)
+        if request_id in self._plain:
+            self.events.note(PREEMPTIONS, NO_AGENT, level=logging.WARNING, request=request_id)
+            self.admission.release(request_id)
         tracked = self._requests.get(request_id)
         if tracked is not None and tracked.state is not None:
             self.events.note(PREEMPTIONS, tracked.hints.agent, level=logging.WARNING, request=request_id)
@@ -330,12 +351,15 @@ class SessionTurns:
     def finish(self, request_id: str) -> dict[str, Any] | None:
         """End a request: its retention summary as plain data; None if it carried no hints."""
         self._evicted_since_step.pop(request_id, None)
+        if self._plain.pop(request_id, None) is not None:
+            self.admission.release(request_id)
         tracked = self._requests.pop(request_id, None)
         if tracked is None:
             return None
         self.admission.release(request_id)
         self._holders.pop(tracked.home, None)
-        state = tracked.state or self._new_state(tracked, tracked.home)  # it may never have been scheduled
+        never = tracked.home._replace(branch=f"{tracked.home.branch}~{request_id}")
+        state = tracked.state or self._new_state(tracked, never)  # it may never have been scheduled
         summary = summarise(tracked, state, self.page_size_tokens)
         self._summaries[request_id] = summary
         self.events.count(TURNS, summary.agent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,12 +31,6 @@ class EngineSettings(BaseModel):
 
     max_idle_sessions: int = Field(default=256, ge=1)
     """Idle sessions kept at most; the least recently used goes first."""
-
-    admission: Literal["wait", "refuse"] = "wait"
-    """What happens to a request whose guarantee does not fit beside those of the running ones."""
-
-    deterministic: bool = False
-    """The same requests give the same tokens and the same evictions whatever else is asked at the same time."""
 
     check_integrity: bool = False
     """Check the block pool and every block-table row at each step (tests, debugging): a live row that

@@ -65,6 +65,8 @@ class TrackedRequest:
     """None: no limit."""
     number: int = 0
     """The order of arrival."""
+    must_stay_pages: int = 0
+    """Pinned and protected pages: reserved even where the guarantee is less, for nothing can take them."""
     state: SessionState | None = None
     """None until the request's first pages are allocated: then it continues an idle session or begins anew."""
     match: Match | None = None
@@ -120,10 +122,11 @@ class TrackedRequest:
         return -(-(self.request.num_prompt_tokens + self.request.max_tokens) // page_size_tokens)
 
     def reserved_pages(self, page_size_tokens: int) -> int:
-        """What is reserved while it runs: its guarantee, or without a budget what its tokens take so far."""
+        """What is reserved while it runs: its guarantee and its pins, or without a budget all that it may become."""
+        most = self.most_pages(page_size_tokens)
         if self.budget is None:
-            return -(-self.request.num_tokens // page_size_tokens)
-        return min(self.budget.guarantee // page_size_tokens, self.most_pages(page_size_tokens))
+            return most
+        return min(max(self.budget.guarantee // page_size_tokens, self.must_stay_pages), most)
 
     def _may_bind(self, page_size_tokens: int) -> bool:
         """A session that lives on may be over its budget in a later turn, a single request only in this one."""

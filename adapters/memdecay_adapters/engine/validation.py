@@ -68,22 +68,26 @@ def check_request(
             remedy="Send the whole prompt, with base=0 and spans for all of it.",
         )
     hints.check(prompt_tokens, config)
-    check_budget(hints, prompt_tokens, max_new_tokens, config)
-    _check_pool(hints, prompt_tokens + max_new_tokens, config, pool)
+    must_stay = check_budget(hints, prompt_tokens, max_new_tokens, config)
+    _check_pool(hints, prompt_tokens + max_new_tokens, must_stay, config, pool)
 
 
-def _check_pool(hints: RequestHints, most_tokens: int, config: MemDecayConfig, pool: PoolShape) -> None:
+def _check_pool(
+    hints: RequestHints, most_tokens: int, must_stay_pages: int, config: MemDecayConfig, pool: PoolShape
+) -> None:
     """Refuse a request that could never get its pages: it would wait for ever, and others behind it."""
     page = config.page_size_tokens
     needed = -(-most_tokens // page)
     budget = hints.agent_budget(config)
     if budget is not None and config.policy != "full":
-        needed = min(needed, budget.guarantee // page + pool.chunk_pages + 1)
+        needed = min(needed, max(budget.guarantee // page, must_stay_pages) + pool.chunk_pages + 1)
     if needed > pool.total_pages:
         raise BudgetError(
             where=f"agent '{hints.agent}'",
-            rule=f"the request may need {needed} pages and the pool has {pool.total_pages}",
-            remedy=f"Set a budget of at most {(pool.total_pages - pool.chunk_pages - 1) * page} tokens, lower "
+            rule=f"the request may need {needed} pages ({must_stay_pages} must stay) and the pool has "
+            f"{pool.total_pages}",
+            remedy="Unpin what need not stay, or set a budget of at most "
+            f"{(pool.total_pages - pool.chunk_pages - 1) * page} tokens, lower "
             "max_tokens, or give the engine more memory (engine_args: kv_cache_memory_bytes).",
         )
 
