@@ -56,7 +56,8 @@ class Invariants:
         assert totals.freed_pinned == 0
         assert set(totals.evicted_by_reason) <= {"over_budget", "pool_pressure"}
         reserved = controller.admission.reservations()
-        if len(reserved) > 1 and any(controller._requests[name].budget is not None for name, _ in reserved):
+        budgets = [tracked.budget for name, _ in reserved if (tracked := controller._requests.get(name)) is not None]
+        if len(reserved) > 1 and any(budget is not None for budget in budgets):
             assert sum(pages for _, pages in reserved) <= GUARANTEED_PAGES, "guarantees that the pool cannot keep"
         for session in idle:
             _, submitted = self._known[session.state]

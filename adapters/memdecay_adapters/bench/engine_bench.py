@@ -141,6 +141,10 @@ class _Bench:
                 self.result.values[f"stock_step_seconds_batch_{batch}"] = round(seconds, 6)
         worst = max(ratios.values(), key=lambda ratio: ratio.low)
         self.result.set_ratio("step_ratio_vs_stock", worst, STEP_BOUND)
+        with EngineUnderTest(stock) as theirs, EngineUnderTest(stock) as same:
+            self.progress("decode steps, stock against itself: what the machine's noise is")
+            ratio, _ = self._step_pairs(same, theirs, min(options.batches))
+            self.result.set_ratio(f"step_ratio_stock_vs_stock_batch_{min(options.batches)}", ratio)
         with EngineUnderTest(stock) as theirs, EngineUnderTest(on) as ours:
             for batch in options.batches:
                 self.progress(f"decode steps, batch {batch}, measuring in torch at the default stride")
