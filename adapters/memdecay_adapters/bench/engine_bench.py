@@ -176,11 +176,26 @@ class _Bench:
         chunk = max(512, options.turn_tokens)
         # the pool holds the session's budget, a chunk, and all the stock engine's turns with their cached prefix
         pool = 4 + self._pages(retained) + self._pages(chunk) + (options.pairs + 4) * self._pages(options.turn_tokens)
-        ours_recipe = self._recipe("memdecay", pool, chunk=chunk, default_budget_tokens=retained)
-        self.progress("turns of a session")
+        stock = self._recipe("stock", pool, chunk=chunk)
+        for key, policy, bound in (
+            ("turn_ratio_vs_stock_cached_prefix", "recency", TURN_BOUND),  # evicting, measurement off
+            ("turn_ratio_default_stride", "memdecay", None),  # evicting, measuring in torch
+        ):
+            self.progress(f"turns of a session, policy {policy}")
+            ours = self._recipe("memdecay", pool, chunk=chunk, default_budget_tokens=retained, policy=policy)
+            ratio, stock_seconds, computed = self._turn_pairs(stock, ours, retained)
+            self.result.set_ratio(key, ratio, bound)
+            self.result.values["stock_turn_seconds"] = round(stock_seconds, 6)
+            self.result.values["turn_computed_tokens"] = computed
+        self.result.values["turn_retained_tokens"] = retained
+
+    def _turn_pairs(
+        self, stock: EngineRecipe, ours_recipe: EngineRecipe, retained: int
+    ) -> tuple[PairedRatio, float, int]:
+        options = self.options
         times: dict[str, list[float]] = {"ours": [], "stock": []}
         continued = []
-        with EngineUnderTest(self._recipe("stock", pool, chunk=chunk)) as theirs, EngineUnderTest(ours_recipe) as ours:
+        with EngineUnderTest(stock) as theirs, EngineUnderTest(ours_recipe) as ours:
             prefix = self._ids(retained)
             theirs.turn(prefix, 1)
             history = self._ids(2 * retained)
@@ -201,12 +216,7 @@ class _Bench:
                         history = [*ids, *turn.token_ids]
                     if pair:  # the first one warms up
                         times[name].append(turn.first_token_seconds)
-        self.result.set_ratio(
-            "turn_ratio_vs_stock_cached_prefix", paired_ratio(times["ours"], times["stock"]), TURN_BOUND
-        )
-        self.result.values["turn_retained_tokens"] = retained
-        self.result.values["turn_computed_tokens"] = max(continued)
-        self.result.values["stock_turn_seconds"] = round(statistics.median(times["stock"]), 6)
+        return paired_ratio(times["ours"], times["stock"]), statistics.median(times["stock"]), max(continued)
 
     # ---- agents at once
 
