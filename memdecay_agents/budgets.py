@@ -77,8 +77,15 @@ def minimum_budget_pages(
     return int((before[first] + last - first + 1).max())
 
 
-def must_stay_pages(hints: RequestHints, n_prompt_tokens: int, max_new_tokens: int, config: MemDecayConfig) -> int:
-    """`minimum_budget_pages` of a request."""
+def must_stay_pages(
+    hints: RequestHints,
+    n_prompt_tokens: int,
+    max_new_tokens: int,
+    config: MemDecayConfig,
+    *,
+    pinned_pages_before: Collection[int] = (),
+) -> int:
+    """`minimum_budget_pages` of a request: the most pages that nothing can take from it at any one time."""
     return minimum_budget_pages(
         hints.spans,
         hints.pins,
@@ -86,6 +93,7 @@ def must_stay_pages(hints: RequestHints, n_prompt_tokens: int, max_new_tokens: i
         max_new_tokens,
         n_prompt_tokens=n_prompt_tokens,
         output_region=hints.output_region,
+        pinned_pages_before=pinned_pages_before,
     )
 
 
@@ -102,15 +110,7 @@ def check_budget(
     Raises:
         BudgetError: pinned pages above the budget, or the budget below the protected minimum.
     """
-    needed = minimum_budget_pages(
-        hints.spans,
-        hints.pins,
-        config,
-        max_new_tokens,
-        n_prompt_tokens=n_prompt_tokens,
-        output_region=hints.output_region,
-        pinned_pages_before=pinned_pages_before,
-    )
+    needed = must_stay_pages(hints, n_prompt_tokens, max_new_tokens, config, pinned_pages_before=pinned_pages_before)
     agent_budget = hints.agent_budget(config)
     # a share may shrink to its guarantee at any time; the other two hold what they say for a prompt of this length
     tokens = None if agent_budget is None else agent_budget.limit(n_prompt_tokens)

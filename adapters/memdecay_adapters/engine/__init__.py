@@ -4,11 +4,16 @@ versions, support   which vLLM and which models are served; refused at start-up 
 engine              the public engine: submit, generate, pool_stats, ledger
 plain_vllm, plugin  the same in a plain vllm.LLM or vllm serve; complete refuses half of it
 engine_thread       the thread that owns vLLM; stream is the caller's end of a request
-controller          scheduler side: sessions, scores, plans, ledger
+controller          scheduler side: plans and books evictions, over session_turns (whose turn a request is) and
+                    request_admission (who may begin); session_store holds idle sessions, pool_shares divides the pool
+pressure            room for a running request, taken where it hurts least
+events, metrics     what operators see: counters, log lines, Prometheus; agent_tallies by agent
+determinism         what deterministic=True means
 manager, spec       vLLM's cache manager for full attention, whose requests may lose pages
 worker_processes    what tensor-parallel workers need to start
 connector           the two-way channel between scheduler and worker; step_messages are what it carries
-worker, worker_rows the worker: null evicted pages before the forward pass
+worker, worker_rows the worker: null evicted pages before the forward pass; worker_base is shared with gpu_worker
+platform_parts      CPU or CUDA; gpu_worker, worker_rows_v2 and flash_backend are not run on a GPU
 cpu_backend         attention over the retained pages; observer and cpu_key_layout measure its mass
 integrity           invariants, checked at every step when asked
 """

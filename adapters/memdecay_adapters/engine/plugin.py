@@ -19,7 +19,7 @@ def register() -> None:
 
         if _NAME not in KVConnectorFactory._registry:
             KVConnectorFactory.register_connector(_NAME, __name__, _NAME)
-    except Exception as error:
+    except Exception as error:  # whatever this vLLM is: the plugin runs in engines that never asked for us
         logger.debug("memdecay's connector has no name in this vLLM: %s", error)
 
 

@@ -18,41 +18,34 @@ from typing import Any
 
 import numpy as np
 
-from memdecay_adapters.engine.admission import Admission
 from memdecay_adapters.engine.agent_tallies import AgentTallies
 from memdecay_adapters.engine.block_rows import Block
 from memdecay_adapters.engine.events import (
-    ADMISSION_REFUSALS,
-    ADMISSION_WAITS,
     BYPASSES,
     CONTINUED_TOKENS,
     DIVERGENCES,
     PREEMPTIONS,
     TURNS,
     CounterSpec,
-    EngineEvents,
 )
+from memdecay_adapters.engine.request_admission import NO_AGENT, RequestAdmission
 from memdecay_adapters.engine.results import RetentionSummary
 from memdecay_adapters.engine.session_store import RetainedSession, SessionStore, common_prefix
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.tracked_request import Divergence, Request, TrackedRequest, summarise
 from memdecay_agents.budgets import must_stay_pages
-from memdecay_agents.errors import BudgetError, IntegrityError, MemDecayError, SpanError
+from memdecay_agents.errors import IntegrityError, MemDecayError, SpanError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.ledger import Ledger
-from memdecay_agents.policies import get_policy
 from memdecay_agents.session_state import SessionState
 from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span, clip
-
-NO_AGENT = "(no hints)"
-"""What requests without hints are counted under."""
 
 MAX_SUMMARIES = 1024
 """Summaries of ended requests that nobody has asked for yet."""
 
 
-class SessionTurns:
+class SessionTurns(RequestAdmission):
     """Requests and their sessions in one engine. Owned by the scheduler's thread.
 
     Args:
@@ -63,25 +56,17 @@ class SessionTurns:
     """
 
     def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int, pool_pages: int) -> None:
-        self.config = settings.config
-        self.page_size_tokens = page_size_tokens
-        self.policy = get_policy(self.config.policy, self.config)
+        super().__init__(settings.config, page_size_tokens, chunk_tokens, pool_pages)
         self.ledger = Ledger()
         self.sessions = SessionStore(page_size_tokens, settings.session_idle_seconds, settings.max_idle_sessions)
-        self.chunk_pages = -(-chunk_tokens // page_size_tokens)
-        self.admission = Admission(pool_pages, self.chunk_pages)
-        self.events = EngineEvents()
         self.agents = AgentTallies()
         self.free_blocks: Callable[[Sequence[Block]], None] = lambda blocks: None
         """Gives blocks back to the pool; bound to the cache manager."""
         self._keep_sessions = settings.keep_sessions
         self._retiring: dict[str, RetainedSession] = {}
         self._summaries: OrderedDict[str, RetentionSummary] = OrderedDict()
-        self._requests: dict[str, TrackedRequest] = {}
         self._holders: dict[SessionId, str] = {}
         self._evicted_since_step: dict[str, list[int]] = {}
-        self._plain: dict[str, tuple[Request, int]] = {}
-        """Requests without hints, and the order of their arrival: they have no session, and take pages all the same."""
         self._numbers = itertools.count()
 
     def start(self, request: Request) -> None:
@@ -146,9 +131,9 @@ class SessionTurns:
         """
         tracked = self._requests.get(request.request_id)
         if tracked is None:
-            return 0 if self._admits_plain(request.request_id) else None
+            return 0 if self.admits_plain(request.request_id) else None
         tracked.match = tracked.replaces = None  # an earlier attempt's session may be gone by now
-        if not self._admits(tracked):
+        if not self.admits(tracked):
             return None
         if tracked.state is not None or not tracked.retains or request.skip_reading_prefix_cache:
             return 0  # vLLM ignores an answer to a request that reads no cache: it begins anew
@@ -161,73 +146,6 @@ class SessionTurns:
             return 0
         tracked.match = match if match.tokens >= cached_tokens else None
         return tracked.match.tokens - cached_tokens if tracked.match is not None else 0
-
-    def _admits(self, tracked: TrackedRequest) -> bool:
-        pages = tracked.reserved_pages(self.page_size_tokens)
-        return self._admit(
-            tracked.request.request_id, tracked.hints.agent, pages, tracked.number, tracked.budget is not None
-        )
-
-    def _admits_plain(self, request_id: str) -> bool:
-        request, number = self._plain[request_id]
-        pages = -(-(request.num_prompt_tokens + request.max_tokens) // self.page_size_tokens)
-        return self._admit(request_id, NO_AGENT, pages, number, False)
-
-    def _admit(self, request_id: str, agent: str, pages: int, number: int, guaranteed: bool) -> bool:
-        waited_before = self.admission.is_waiting(request_id)
-        if self.admission.admit(request_id, pages, number, guaranteed=guaranteed):
-            return True
-        if not waited_before:
-            self.events.note(
-                ADMISSION_WAITS,
-                agent,
-                request=request_id,
-                needed_pages=pages,
-                reserved_pages=self.admission.reserved_pages,
-                limit_pages=self.admission.limit_pages,
-            )
-        return False
-
-    def check_admission(self, hints: RequestHints, prompt_tokens: int, max_tokens: int) -> None:
-        """Refuse a request whose guarantee does not fit now, for ``admission="refuse"``.
-
-        Args:
-            hints: of the request.
-            prompt_tokens: length of its prompt.
-            max_tokens: what it may generate.
-
-        Raises:
-            BudgetError: the guarantees of the running requests leave too little of the pool.
-        """
-        budget = hints.agent_budget(self.config) if self.policy.evicts else None
-        if budget is None:
-            return
-        page = self.page_size_tokens
-        stays = must_stay_pages(hints, prompt_tokens, max_tokens, self.config)
-        pages = min(max(budget.guarantee // page, stays), -(-(prompt_tokens + max_tokens) // page))
-        waiting = [
-            tracked.reserved_pages(self.page_size_tokens)
-            for request_id, tracked in self._requests.items()
-            if not self.admission.is_admitted(request_id)
-        ]
-        reserved = self.admission.reserved_pages + sum(waiting)
-        if not reserved or reserved + pages <= self.admission.limit_pages:
-            return
-        self.events.note(
-            ADMISSION_REFUSALS,
-            hints.agent,
-            level=logging.WARNING,
-            guaranteed_pages=pages,
-            reserved_pages=reserved,
-            limit_pages=self.admission.limit_pages,
-        )
-        raise BudgetError(
-            where=f"agent '{hints.agent}'",
-            rule=f"its guarantee of {pages} pages does not fit: running agents are guaranteed "
-            f"{reserved} of the {self.admission.limit_pages} pages that can be",
-            remedy="Send it again when another has ended, lower the guarantees, give the engine more memory, or "
-            'start it with admission="wait".',
-        )
 
     def continue_session(self, request_id: str) -> RetainedSession:
         """The request takes over the idle session that it matched, rewound to the shared prefix."""

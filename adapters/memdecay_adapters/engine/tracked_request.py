@@ -126,7 +126,7 @@ class TrackedRequest:
         most = self.most_pages(page_size_tokens)
         if self.budget is None:
             return most
-        return min(max(self.budget.guarantee // page_size_tokens, self.must_stay_pages), most)
+        return reservation_pages(self.budget, self.must_stay_pages, most, page_size_tokens)
 
     def _may_bind(self, page_size_tokens: int) -> bool:
         """A session that lives on may be over its budget in a later turn, a single request only in this one."""
@@ -138,6 +138,14 @@ class TrackedRequest:
             or self.budget.kind == "share"
             or self.most_pages(page_size_tokens) > self.budget.limit(longest) // page_size_tokens
         )
+
+
+def reservation_pages(budget: AgentBudget, must_stay_pages: int, most_pages: int, page_size_tokens: int) -> int:
+    """What a request with a budget reserves, in pages.
+
+    Its guarantee, or what must stay of it where that is more, and never more than it can become.
+    """
+    return min(max(budget.guarantee // page_size_tokens, must_stay_pages), most_pages)
 
 
 def summarise(tracked: TrackedRequest, state: SessionState, page_size_tokens: int) -> RetentionSummary:

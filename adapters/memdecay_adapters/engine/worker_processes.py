@@ -52,7 +52,7 @@ def errors_of_workers(ranks: int) -> Iterator[None]:
         yield
     except MemDecayError:
         raise
-    except Exception as error:
+    except Exception as error:  # vLLM has no class of its own for it: the child's error arrives as text
         if ranks == 1:
             raise
         raise EngineError(
