@@ -18,10 +18,17 @@ from memdecay_adapters.engine.support import check_environment
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.errors import ConfigError, UnsupportedError
 
+_WORKERS = [parts.worker_cls.rsplit(".", 1)[0] for parts in (CPU, CUDA)]
+
 
 @pytest.fixture
 def on(monkeypatch):
-    """Replace vLLM's current platform by one of a name."""
+    """Replace vLLM's current platform by one of a name.
+
+    What vLLM imports by that name must be imported before: it would keep the replacement for the whole process.
+    """
+    for module in ("vllm.engine.arg_utils", "vllm.v1.engine.llm_engine", *_WORKERS):
+        importlib.import_module(module)
 
     def replace(name):
         platform = SimpleNamespace(
