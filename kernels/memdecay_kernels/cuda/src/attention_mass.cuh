@@ -1,0 +1,312 @@
+// Attention mass of the newest queries on every retained token, for all requests and layers of a step.
+//
+// Three kernels, since a weight is known only once its row's sum is:
+//   statistics   block = (split of 256 tokens, row tile of a layer's key head, request): largest logit and sum
+//   totals       block = (row tile, request): the splits' statistics, joined in their order
+//   mass         warp = 32 tokens of a request: all layers and heads one after another, so that the sum over
+//                heads needs no atomics, and keys are read from cache where they still are
+// Every split and every order follows from one request's own numbers: a request's mass is the same to the last
+// bit alone and in any batch.
+//
+// Query rows of one key head are cut into tiles of 16. For the mean over heads the rows are numbered
+// head-in-group * W + w without gaps; for the maximum each query head has a tile of its own.
+#pragma once
+
+#include "mass_tiles.cuh"
+
+namespace memdecay {
+
+constexpr int kMassWarps = 4;
+constexpr int kSplitTokens = 256;
+constexpr int kMaxLayers = 64;
+constexpr int kMaxWindow = kTileRows;
+
+struct RowStatistics {
+    float maximum;  // of the logits, in units of log 2
+    float sum;      // of 2^(logit - maximum); in the totals: 1 / (sum * W)
+};
+
+struct MassParameters {
+    const void* query[kMaxLayers];  // [T, H, D]
+    const void* keys[kMaxLayers];   // pages, by strides
+    const int* block_table;         // [requests, table_columns]
+    const int* context_lens;        // [requests]
+    const int* query_ends;          // [requests]
+    const int* windows;             // [requests]
+    RowStatistics* statistics;      // [requests, layers, kv_heads, row_tiles, splits, 16]
+    RowStatistics* totals;          // [requests, layers, kv_heads, row_tiles, 16]
+    float* out;                     // [requests, max_context]
+    i64 query_token_stride, query_head_stride;                 // elements
+    i64 key_block_stride, key_token_stride, key_head_stride;   // elements
+    i64 table_stride, out_stride;                              // elements
+    int layers, kv_heads, group, head_dim, page_size, table_columns, max_context;
+    int splits, row_tiles, layer_warps;  // layer_warps: warps that share a tile's layers, a divisor of 4
+    int accumulate, reduce_max;
+    float scale_log2;  // softmax scale / log 2
+    float weight;      // of a layer's mass in the result
+};
+
+struct MassRequest {
+    int tokens;  // 0: nothing to do
+    int window;
+    int row_tiles;
+};
+
+MD_DEVICE float lowest() { return float_of_bits(0xFF800000u); }  // -infinity
+
+// Cut to what the tables hold, so that a wrong length reads no foreign memory.
+MD_DEVICE MassRequest mass_request(const MassParameters& p, int request) {
+    const int room = p.table_columns * p.page_size;
+    int tokens = p.context_lens[request];
+    tokens = tokens < room ? tokens : room;
+    tokens = tokens < p.max_context ? tokens : p.max_context;
+    int window = p.windows[request];
+    window = window < kMaxWindow ? window : kMaxWindow;
+    if (tokens <= 0 || window <= 0) return MassRequest{0, 0, 0};
+    const int packed = (p.group * window + kTileRows - 1) / kTileRows;
+    const int used = p.reduce_max ? p.group : packed;
+    return MassRequest{tokens, window, used < p.row_tiles ? used : p.row_tiles};
+}
+
+// Which queries a lane's rows of a tile are: where each begins, and how many tokens it sees.
+template <typename Tile>
+MD_DEVICE void tile_rows(const MassParameters& p, const MassRequest& r, int request, int kv_head, int row_tile,
+                         int (&offset)[Tile::kRows], int (&visible)[Tile::kRows]) {
+    const int first_query = p.query_ends[request] - r.window;
+#pragma unroll
+    for (int i = 0; i < Tile::kRows; ++i) {
+        const int flat = row_tile * kTileRows + Tile::row(i);
+        const int head = p.reduce_max ? row_tile : flat / r.window;
+        const int w = p.reduce_max ? Tile::row(i) : flat % r.window;
+        const bool used = p.reduce_max ? w < r.window : head < p.group;
+        const i64 begin = (first_query + w) * p.query_token_stride + (kv_head * p.group + head) * p.query_head_stride;
+        offset[i] = used ? (int)begin : kUnusedRow;
+        visible[i] = used ? r.tokens - (r.window - 1 - w) : 0;
+    }
+}
+
+// Where this lane's keys of a tile begin, for head 0; tokens behind the end stand in as the last one.
+template <typename Tile>
+MD_DEVICE void tile_keys(const MassParameters& p, const MassRequest& r, int request, int first_token,
+                         i64 (&offset)[Tile::kKeys]) {
+#pragma unroll
+    for (int k = 0; k < Tile::kKeys; ++k) {
+        int token = first_token + Tile::key_column(k);
+        token = token < r.tokens ? token : r.tokens - 1;
+        const i64 page = p.block_table[request * p.table_stride + token / p.page_size];
+        offset[k] = page * p.key_block_stride + token % p.page_size * p.key_token_stride;
+    }
+}
+
+template <typename Tile>
+MD_DEVICE void tile_logits(const MassParameters& p, int layer, int kv_head, const int (&rows)[Tile::kRows],
+                           const i64 (&keys)[Tile::kKeys], float (&logit)[Tile::kRows][Tile::kColumns]) {
+    typedef typename Tile::Storage Storage;
+    const Storage* head_keys = (const Storage*)p.keys[layer] + kv_head * p.key_head_stride;
+    Tile::logits((const Storage*)p.query[layer], rows, head_keys, keys, p.head_dim, logit);
+#pragma unroll
+    for (int i = 0; i < Tile::kRows; ++i)
+        for (int j = 0; j < Tile::kColumns; ++j) logit[i][j] *= p.scale_log2;
+}
+
+// The statistics of two disjoint sets of tokens, joined.
+MD_DEVICE RowStatistics join(const RowStatistics& a, const RowStatistics& b) {
+    const float maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
+    if (maximum == lowest()) return a;
+    return RowStatistics{maximum, a.sum * exp2_fast(a.maximum - maximum) + b.sum * exp2_fast(b.maximum - maximum)};
+}
+
+template <typename Tile>
+MD_DEVICE void mass_statistics(const MassParameters& p) {
+    MD_SHARED(float, warp_maximum, kMassWarps * kTileRows);
+    MD_SHARED(float, warp_sum, kMassWarps * kTileRows);
+    const int request = block_z(), split = block_x();
+    const int row_tile = block_y() % p.row_tiles, layer_head = block_y() / p.row_tiles;
+    const int kv_head = layer_head % p.kv_heads, layer = layer_head / p.kv_heads;
+    const MassRequest r = mass_request(p, request);
+    const int begin = split * kSplitTokens;
+    if (begin >= r.tokens || row_tile >= r.row_tiles) return;  // the whole block
+    const int end = begin + kSplitTokens < r.tokens ? begin + kSplitTokens : r.tokens;
+
+    int rows[Tile::kRows], visible[Tile::kRows];
+    tile_rows<Tile>(p, r, request, kv_head, row_tile, rows, visible);
+    RowStatistics mine[Tile::kRows];
+#pragma unroll
+    for (int i = 0; i < Tile::kRows; ++i) mine[i] = RowStatistics{lowest(), 0.0f};
+#pragma unroll 1
+    for (int first = begin + warp_index() * kTileTokens; first < end; first += kMassWarps * kTileTokens) {
+        i64 keys[Tile::kKeys];
+        float logit[Tile::kRows][Tile::kColumns];
+        tile_keys<Tile>(p, r, request, first, keys);
+        tile_logits<Tile>(p, layer, kv_head, rows, keys, logit);
+#pragma unroll
+        for (int i = 0; i < Tile::kRows; ++i) {
+            float maximum = lowest();
+#pragma unroll
+            for (int j = 0; j < Tile::kColumns; ++j) {
+                if (first + Tile::column(j) >= visible[i]) logit[i][j] = lowest();
+                maximum = logit[i][j] > maximum ? logit[i][j] : maximum;
+            }
+            if (maximum == lowest()) continue;  // this lane sees nothing of the row here
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < Tile::kColumns; ++j) sum += exp2_fast(logit[i][j] - maximum);
+            mine[i] = join(mine[i], RowStatistics{maximum, sum});
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < Tile::kRows; ++i) {
+#pragma unroll
+        for (unsigned bit = 1; bit < kWarpLanes; bit *= 2) {
+            if (!(Tile::kRowPeers & bit)) continue;
+            const RowStatistics other = {exchange_xor(mine[i].maximum, bit), exchange_xor(mine[i].sum, bit)};
+            // the same operands in the same order on both sides
+            mine[i] = lane_index() & bit ? join(other, mine[i]) : join(mine[i], other);
+        }
+        if ((lane_index() & Tile::kRowPeers) == 0) {
+            warp_maximum[warp_index() * kTileRows + Tile::row(i)] = mine[i].maximum;
+            warp_sum[warp_index() * kTileRows + Tile::row(i)] = mine[i].sum;
+        }
+    }
+    block_barrier();
+    if (thread_index() < kTileRows) {
+        RowStatistics whole = {lowest(), 0.0f};
+        for (int warp = 0; warp < kMassWarps; ++warp) {
+            const int at = warp * kTileRows + thread_index();
+            whole = join(whole, RowStatistics{warp_maximum[at], warp_sum[at]});
+        }
+        const i64 tile = ((i64)request * p.layers + layer) * p.kv_heads + kv_head;
+        p.statistics[((tile * p.row_tiles + row_tile) * p.splits + split) * kTileRows + thread_index()] = whole;
+    }
+}
+
+MD_DEVICE void mass_totals(const MassParameters& p) {
+    const int request = block_y(), row_tile = block_x() % p.row_tiles;
+    const MassRequest r = mass_request(p, request);
+    if (row_tile >= r.row_tiles) return;  // the whole block
+    const int splits = (r.tokens + kSplitTokens - 1) / kSplitTokens;
+    const int row = lane_index() % kTileRows, half = lane_index() / kTileRows;
+    const i64 tile = (i64)request * p.layers * p.kv_heads * p.row_tiles + block_x();
+    RowStatistics whole = {lowest(), 0.0f};
+    for (int split = half; split < splits; split += 2)
+        whole = join(whole, p.statistics[(tile * p.splits + split) * kTileRows + row]);
+    const RowStatistics other = {exchange_xor(whole.maximum, kTileRows), exchange_xor(whole.sum, kTileRows)};
+    if (half == 0) {
+        whole = join(whole, other);
+        const bool seen = whole.maximum != lowest();
+        p.totals[tile * kTileRows + row] = RowStatistics{seen ? whole.maximum : 0.0f,
+                                                         seen ? 1.0f / (whole.sum * r.window) : 0.0f};
+    }
+}
+
+// The columns' sums over the lanes that hold other rows of them.
+template <typename Tile>
+MD_DEVICE float sum_of_column(float part) {
+#pragma unroll
+    for (unsigned bit = 1; bit < kWarpLanes; bit *= 2)
+        if (Tile::kColumnPeers & bit) part += exchange_xor(part, bit);
+    return part;
+}
+
+// One layer's mass on this lane's columns: the maximum over heads, or their sum, still to be added over
+// kColumnPeers.
+template <typename Tile>
+MD_DEVICE void layer_mass(const MassParameters& p, const MassRequest& r, int request, int layer, int first_token,
+                          const i64 (&keys)[Tile::kKeys], float (&mass)[Tile::kColumns]) {
+#pragma unroll
+    for (int j = 0; j < Tile::kColumns; ++j) mass[j] = 0.0f;
+#pragma unroll 1
+    for (int kv_head = 0; kv_head < p.kv_heads; ++kv_head) {
+#pragma unroll 1
+        for (int row_tile = 0; row_tile < r.row_tiles; ++row_tile) {
+            int rows[Tile::kRows], visible[Tile::kRows];
+            float logit[Tile::kRows][Tile::kColumns];
+            tile_rows<Tile>(p, r, request, kv_head, row_tile, rows, visible);
+            tile_logits<Tile>(p, layer, kv_head, rows, keys, logit);
+            const i64 tile = (((i64)request * p.layers + layer) * p.kv_heads + kv_head) * p.row_tiles + row_tile;
+#pragma unroll
+            for (int i = 0; i < Tile::kRows; ++i) {
+                const bool used = rows[i] != kUnusedRow;
+                const RowStatistics total = used ? p.totals[tile * kTileRows + Tile::row(i)] : RowStatistics{0.0f, 0.0f};
+#pragma unroll
+                for (int j = 0; j < Tile::kColumns; ++j) {
+                    const bool seen = first_token + Tile::column(j) < visible[i];
+                    logit[i][j] = seen ? exp2_fast(logit[i][j] - total.maximum) * total.sum : 0.0f;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < Tile::kColumns; ++j) {
+                float added = 0.0f;
+#pragma unroll
+                for (int i = 0; i < Tile::kRows; ++i) added += logit[i][j];
+                if (p.reduce_max) {
+                    added = sum_of_column<Tile>(added);
+                    mass[j] = added > mass[j] ? added : mass[j];
+                } else {
+                    mass[j] += added;
+                }
+            }
+        }
+    }
+}
+
+template <typename Tile>
+MD_DEVICE void mass_of_tokens(const MassParameters& p) {
+    MD_SHARED(float, warp_mass, kMassWarps * kTileTokens);
+    const int request = block_y(), tiles = kMassWarps / p.layer_warps;
+    const int first_token = (block_x() * tiles + warp_index() / p.layer_warps) * kTileTokens;
+    const MassRequest r = mass_request(p, request);
+    const bool writes = (lane_index() & Tile::kColumnPeers) == 0;
+    if (writes) {
+#pragma unroll
+        for (int j = 0; j < Tile::kColumns; ++j) warp_mass[warp_index() * kTileTokens + Tile::column(j)] = 0.0f;
+    }
+    if (first_token < r.tokens) {  // the whole warp
+        i64 keys[Tile::kKeys];
+        tile_keys<Tile>(p, r, request, first_token, keys);
+#pragma unroll 1
+        for (int layer = warp_index() % p.layer_warps; layer < p.layers; layer += p.layer_warps) {
+            float mass[Tile::kColumns];
+            layer_mass<Tile>(p, r, request, layer, first_token, keys, mass);
+#pragma unroll
+            for (int j = 0; j < Tile::kColumns; ++j) {
+                const float whole = p.reduce_max ? mass[j] : sum_of_column<Tile>(mass[j]);
+                if (writes) warp_mass[warp_index() * kTileTokens + Tile::column(j)] += whole;
+            }
+        }
+    }
+    block_barrier();
+    const int token = block_x() * tiles * kTileTokens + thread_index();
+    if (thread_index() >= tiles * kTileTokens || token >= p.max_context) return;
+    float* out = p.out + request * p.out_stride + token;
+    if (token >= r.tokens) {
+        if (!p.accumulate) *out = 0.0f;
+        return;
+    }
+    const int first_warp = thread_index() / kTileTokens * p.layer_warps;
+    float total = 0.0f;
+    for (int warp = first_warp; warp < first_warp + p.layer_warps; ++warp)
+        total += warp_mass[warp * kTileTokens + thread_index() % kTileTokens];
+    const float heads = p.reduce_max ? 1.0f : (float)(p.kv_heads * p.group);
+    total = total * p.weight / heads;
+    *out = p.accumulate ? *out + total : total;
+}
+
+#define MD_MASS_KERNELS(suffix, Tile)                                                                             \
+    MD_KERNEL(kMassWarps* kWarpLanes) mass_statistics_##suffix(MD_PARAMETERS(MassParameters) p) {                 \
+        mass_statistics<Tile>(p);                                                                                 \
+    }                                                                                                             \
+    MD_KERNEL(kMassWarps* kWarpLanes) mass_of_tokens_##suffix(MD_PARAMETERS(MassParameters) p) {                  \
+        mass_of_tokens<Tile>(p);                                                                                  \
+    }
+
+MD_MASS_KERNELS(bf16, MatrixTile<Bf16>)
+MD_MASS_KERNELS(fp16, MatrixTile<Fp16>)
+MD_MASS_KERNELS(bf16_strided, ScalarTile<Bf16>)
+MD_MASS_KERNELS(fp16_strided, ScalarTile<Fp16>)
+MD_MASS_KERNELS(fp32, ScalarTile<Fp32>)
+#undef MD_MASS_KERNELS
+
+MD_KERNEL(kWarpLanes) mass_totals_of_rows(MD_PARAMETERS(MassParameters) p) { mass_totals(p); }
+
+}  // namespace memdecay

@@ -1,0 +1,2 @@
+// Every kernel, for NVRTC.
+#include "attention_mass.cuh"

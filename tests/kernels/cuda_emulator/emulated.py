@@ -1,0 +1,148 @@
+"""A launcher that runs the kernels' own sources in the emulator, under the address and the undefined-behaviour sanitizer."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+import subprocess
+import sysconfig
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+
+import memdecay_kernels.cuda
+from memdecay_kernels.cuda.launcher import Grid
+
+HERE = Path(__file__).parent
+KERNELS = Path(memdecay_kernels.cuda.__file__).parents[1]
+INCLUDED = (HERE, KERNELS / "cuda" / "src", KERNELS / "native")
+FLAGS = (
+    "-std=c++17", "-O1", "-g1", "-DMEMDECAY_EMULATOR", "-fsanitize=address,undefined,float-cast-overflow",
+    "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-clobbered",
+)  # fmt: skip
+SOURCES = ("fibers.cpp", "harness.cpp")
+
+
+class EmulatedFault(Exception):
+    """A kernel broke a rule; the message is what the emulator or a sanitizer reported."""
+
+
+def build(main: str, folder: Path) -> Path:
+    """Compile a program of the harness and one file with kernels; kept in ``folder`` until a source changes."""
+    sources = sorted(path for root in INCLUDED for path in root.iterdir() if path.suffix in (".h", ".cuh", ".cpp"))
+    digest = hashlib.sha256(repr(FLAGS).encode())
+    for path in sources:
+        digest.update(path.read_bytes())
+    program = folder / f"{Path(main).stem}-{digest.hexdigest()[:16]}"
+    with FileLock(folder / "build.lock"):
+        if not program.exists():
+            objects = [folder / f"{name}.o" for name in (*SOURCES, main)]
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(_compile, (HERE / name for name in (*SOURCES, main)), objects))
+            partial = program.with_suffix(".partial")
+            _run([*FLAGS, *map(str, objects), "-o", str(partial)])
+            partial.rename(program)
+    return program
+
+
+def _compile(source: Path, target: Path) -> None:
+    _run([*FLAGS, *(f"-I{folder}" for folder in INCLUDED), "-c", str(source), "-o", str(target)])
+
+
+def _run(arguments: Sequence[str]) -> None:
+    compiler = (sysconfig.get_config_var("CXX") or "g++").split()[0]
+    done = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the emulator does not compile:\n{done.stderr}")
+
+
+class EmulatedLauncher:
+    """Runs each launch to its end in one process of the emulator.
+
+    Args:
+        program: from `build`.
+        seed: order in which threads and blocks take their turns.
+    """
+
+    def __init__(self, program: Path, seed: int = 0) -> None:
+        self._program = program
+        self._process: subprocess.Popen[bytes] | None = None
+        self.seed = seed
+        self.launched: list[str] = []
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Grid,
+        block_threads: int,
+        parameters: ctypes.Structure,
+        tensors: Sequence[torch.Tensor],
+    ) -> None:
+        """See `Launcher`; raises `EmulatedFault`."""
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+        buffers = [storage for address, storage in storages.items() if address]
+        extents = [(storage.data_ptr(), storage.nbytes()) for storage in buffers]
+        raw = bytes(parameters)
+        pointers = [
+            struct.pack("<IIQ", place, *_locate(struct.unpack_from("<Q", raw, place)[0], extents))
+            for place in _pointer_places(parameters)
+            if struct.unpack_from("<Q", raw, place)[0]
+        ]
+        request = struct.pack(
+            "<64s8I", kernel.encode(), *grid, block_threads, self.seed, len(raw), len(buffers), len(pointers)
+        )
+        parts = [request, raw]
+        for address, size in extents:
+            parts += [struct.pack("<Q", size), ctypes.string_at(address, size)]
+        process = self._running()
+        self.launched.append(kernel)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(b"".join([*parts, *pointers]))
+            process.stdin.flush()
+            answer = process.stdout.read(4)
+        except BrokenPipeError:
+            answer = b""
+        if answer != b"done":
+            raise EmulatedFault(self._epitaph(process))
+        for address, size in extents:
+            ctypes.memmove(address, process.stdout.read(size), size)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [self._program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        return self._process
+
+    def _epitaph(self, process: subprocess.Popen[bytes]) -> str:
+        self._process = None
+        _, message = process.communicate()
+        return message.decode(errors="replace")
+
+
+def _pointer_places(parameters: ctypes.Structure) -> Iterator[int]:
+    """Where in a struct its pointers are, in bytes."""
+    for name, kind, *_ in parameters._fields_:
+        field = getattr(type(parameters), name)
+        if kind is ctypes.c_void_p or getattr(kind, "_type_", None) is ctypes.c_void_p:
+            yield from range(field.offset, field.offset + field.size, ctypes.sizeof(ctypes.c_void_p))
+
+
+def _locate(address: int, extents: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The buffer that an address lies in, and the byte within it."""
+    for buffer, (start, size) in enumerate(extents):
+        if start <= address < start + size:
+            return buffer, address - start
+    raise EmulatedFault(f"a pointer to {address:#x}, which is in none of the tensors")
