@@ -25,25 +25,35 @@ FLAGS = (
     "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-clobbered",
 )  # fmt: skip
 SOURCES = ("fibers.cpp", "harness.cpp")
+SUFFIXES = (".h", ".cuh", ".cu", ".cpp")
 
 
 class EmulatedFault(Exception):
     """A kernel broke a rule; the message is what the emulator or a sanitizer reported."""
 
 
-def build(main: str, folder: Path) -> Path:
-    """Compile a program of the harness and one file with kernels; kept in ``folder`` until a source changes."""
-    sources = sorted(path for root in INCLUDED for path in root.iterdir() if path.suffix in (".h", ".cuh", ".cpp"))
-    digest = hashlib.sha256(repr(FLAGS).encode())
+def build(main: Path | str, folder: Path) -> Path:
+    """Compile a program of the harness and one source with kernels; kept in ``folder`` until a source changes.
+
+    Args:
+        main: a file, or the text of one.
+        folder: for the programs, shared by test processes.
+    """
+    text = main.read_text() if isinstance(main, Path) else main
+    sources = sorted(path for root in INCLUDED for path in root.iterdir() if path.suffix in SUFFIXES)
+    digest = hashlib.sha256(repr((FLAGS, text)).encode())
     for path in sources:
         digest.update(path.read_bytes())
-    program = folder / f"{Path(main).stem}-{digest.hexdigest()[:16]}"
+    program = folder / digest.hexdigest()[:16]
     with FileLock(folder / "build.lock"):
         if not program.exists():
-            objects = [folder / f"{name}.o" for name in (*SOURCES, main)]
+            generated = folder / "main.cpp"
+            generated.write_text(text)
+            inputs = [*(HERE / name for name in SOURCES), generated]
+            objects = [folder / f"{path.name}.o" for path in inputs]
             with ThreadPoolExecutor(2) as pool:
-                list(pool.map(_compile, (HERE / name for name in (*SOURCES, main)), objects))
-            partial = program.with_suffix(".partial")
+                list(pool.map(_compile, inputs, objects))
+            partial = folder / "partial"
             _run([*FLAGS, *map(str, objects), "-o", str(partial)])
             partial.rename(program)
     return program
@@ -66,11 +76,13 @@ class EmulatedLauncher:
     Args:
         program: from `build`.
         seed: order in which threads and blocks take their turns.
+        prefix: of the kernels' names in the program.
     """
 
-    def __init__(self, program: Path, seed: int = 0) -> None:
+    def __init__(self, program: Path, seed: int = 0, prefix: str = "") -> None:
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
+        self._prefix = prefix
         self.seed = seed
         self.launched: list[str] = []
 
@@ -93,7 +105,7 @@ class EmulatedLauncher:
             if struct.unpack_from("<Q", raw, place)[0]
         ]
         request = struct.pack(
-            "<64s8I", kernel.encode(), *grid, block_threads, self.seed, len(raw), len(buffers), len(pointers)
+            "<64s8I", f"{self._prefix}{kernel}".encode(), *grid, block_threads, self.seed, len(raw), len(buffers), len(pointers)
         )
         parts = [request, raw]
         for address, size in extents:

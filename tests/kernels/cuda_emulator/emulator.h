@@ -80,6 +80,12 @@ inline u32 ballot(bool predicate, MD_HERE) {
 }
 
 inline int count_bits(u32 bits) { return __builtin_popcount(bits); }
+inline float natural_log(float x) { return std::log(x); }
+
+inline void stop_with_error() {
+    emulator::fail("stopped: thread %d met an index that leads out of its array", thread_index());
+}
+
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline Words4 load_words4(const void* address) { return *static_cast<const Words4*>(address); }
 

@@ -1,5 +1,5 @@
 // The product's kernels, compiled for the emulator.
-#include "attention_mass.cuh"
+#include "kernels.cu"
 
 #include "harness.h"
 
@@ -13,5 +13,7 @@ int main() {
         EMULATED(mass_statistics_fp16_strided), EMULATED(mass_of_tokens_fp16_strided),
         EMULATED(mass_statistics_fp32), EMULATED(mass_of_tokens_fp32),
         EMULATED(mass_totals_of_rows),
+        EMULATED(observe_tokens), EMULATED(rank_tokens), EMULATED(score_parts), EMULATED(select_pages),
+        EMULATED(compact_table), EMULATED(copy_pages_wide), EMULATED(copy_pages_bytes),
     });
 }
