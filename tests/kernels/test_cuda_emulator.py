@@ -82,11 +82,11 @@ def test_an_unknown_kernel_and_foreign_memory_are_refused(probes):
 
 def run_mass(launcher):
     generator = torch.Generator().manual_seed(1)
-    query, keys = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((3, 6, 16), (4, 16, 2, 16)))
+    query, keys = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((3, 18, 16), (4, 16, 2, 16)))
     table = torch.tensor([[2, 0, 3]], dtype=torch.int32)
-    context, ends, windows = (torch.tensor([number], dtype=torch.int32) for number in (48, 3, 1))
+    context, ends, windows = (torch.tensor([number], dtype=torch.int32) for number in (48, 3, 2))
     attention_mass(
-        [query] * 4, [keys] * 4, table, context, ends, windows, torch.zeros(1, 70), scale=0.25, max_window=1,
+        [query] * 4, [keys] * 4, table, context, ends, windows, torch.zeros(1, 70), scale=0.25, max_window=2,
         launcher=launcher,
     )  # fmt: skip
 

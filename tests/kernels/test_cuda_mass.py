@@ -128,15 +128,22 @@ def test_a_key_that_is_not_a_number_behind_the_context_is_not_seen(emulator):
     assert torch.equal(step.run(emulator), expected)
 
 
+class RecordLaunches:
+    def __init__(self):
+        self.seen = []
+
+    def launch(self, kernel, grid, *_):
+        self.seen.append((kernel, grid))
+
+
 def test_all_three_kernels_have_one_shape_of_launch_whatever_the_lengths(emulator):
     """A CUDA graph repeats the launches that it saw: they may follow from shapes only."""
     shapes = []
     for contexts in ([40, 33], [0, 5]):
         step = long_step([40, 40], [1, 1])._replace(context_lens=torch.tensor(contexts).int())
-        grids = []
-        launcher = type("Recorded", (), {"launch": lambda self, kernel, grid, *rest, to=grids: to.append((kernel, grid))})
-        step.run(launcher())
-        shapes.append(grids)
+        recorder = RecordLaunches()
+        step.run(recorder)
+        shapes.append(recorder.seen)
     assert shapes[0] == shapes[1]
     assert len(shapes[0]) == 3
 
@@ -150,8 +157,8 @@ def refused(match, **changes):
 def test_tensors_that_do_not_fit_are_refused_before_any_launch():
     queries, keys = long_step([40], [1])[:2]
     refused("1 queries for 2 key caches", key_caches=keys * 2)
-    refused("Group layers by strides", queries=queries * 2,
-            key_caches=[keys[0], keys_in_strides(tuple(keys[0].shape), "heads_first", torch.randn).bfloat16()])  # fmt: skip
+    other_strides = keys_in_strides(tuple(keys[0].shape), "heads_first", torch.randn).bfloat16()
+    refused("Group layers by strides", queries=queries * 2, key_caches=[keys[0], other_strides])
     refused(r"it is torch.float64 and has to be bfloat16 or float16", queries=[queries[0].double()])
     refused("it is torch.float16 and has to be bfloat16", key_caches=[keys[0].half()])
     refused("3 heads do not fit 2 key heads", queries=[queries[0][:, :3]])

@@ -220,7 +220,7 @@ def test_tensors_that_do_not_fit_are_refused_before_any_launch():
     columns = columns_of(16, 0)
     rule = ObserveRule(0.3, 1, 1e-3, 0, "never")
     index, mass = torch.arange(4), torch.ones(4)
-    with pytest.raises(CudaArgumentError, match="column 'flags': it is torch.int32 and has to be int8"):
+    with pytest.raises(CudaArgumentError, match=r"column 'flags': it is torch.int32 and has to be int8"):
         observe_tokens(columns._replace(flags=columns.flags.int()), index, mass, None, rule, 1, 0, launcher=None)
     with pytest.raises(CudaArgumentError, match=r"mass: its shape is \[3\] and has to be \[4\]"):
         observe_tokens(columns, index, mass[:3], None, rule, 1, 0, launcher=None)
@@ -229,13 +229,11 @@ def test_tensors_that_do_not_fit_are_refused_before_any_launch():
         score_pages(columns, index[:1], mass[:1] > 0, short, 16, 16, 0, torch.zeros(3, 1), launcher=None)
     with pytest.raises(CudaArgumentError, match="contiguous"):
         score_pages(columns, index[:1], mass[:1] > 0, terms_of(), 16, 16, 0, torch.zeros(3, 2)[:, :1], launcher=None)
-    with pytest.raises(CudaArgumentError, match="evictable: it is torch.float32 and has to be bool"):
+    with pytest.raises(CudaArgumentError, match=r"evictable: it is torch.float32 and has to be bool"):
         select_pages(mass, mass, index, launcher=None)
     table, lengths = torch.ones(2, 3).int(), torch.ones(2).int()
     with pytest.raises(CudaArgumentError, match=r"2 rows of 3 pages do not fit buffers of \(2, 2\)"):
-        compact_table(
-            table, lengths, 16, 0, table[:, :2], lengths, None, empty_rows_keep_length=False, launcher=None
-        )
+        compact_table(table, lengths, 16, 0, table[:, :2], lengths, None, empty_rows_keep_length=False, launcher=None)
     with pytest.raises(CudaArgumentError, match="do not fit"):
         copy_pages(torch.zeros(2, 3), index[:1], torch.zeros(2, 4), index[:1], launcher=None)
     with pytest.raises(CudaArgumentError, match="have to be contiguous"):

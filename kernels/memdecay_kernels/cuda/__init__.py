@@ -1,8 +1,8 @@
 """The operations on NVIDIA devices, from compute capability 8.0 on.
 
-One source (``src/*.cuh``) for the device and for the emulation on the CPU by which it is tested. Compiled code for the
-known architectures comes with the package; NVRTC, which every CUDA build of torch brings along, is the fallback. Importing
-this needs neither a driver nor a device. Not run on a GPU: every figure about it is computed.
+One source (``src/*.cuh``) for the device and for the emulation on the CPU by which it is tested. Compiled code for
+the known architectures comes with the package; NVRTC, which every CUDA build of torch brings along, is the fallback.
+Importing this needs neither a driver nor a device. Not run on a GPU: every figure about it is computed.
 """
 
 from __future__ import annotations

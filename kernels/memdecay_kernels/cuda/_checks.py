@@ -35,7 +35,7 @@ def check_tensor(
         wanted_shape = "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
         raise refuse(where, f"its shape is {list(tensor.shape)} and has to be {wanted_shape}", "Check the arguments.")
     if tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise refuse(where, f"its last axis has stride {tensor.stride(-1)}", "Pass a tensor with a contiguous last axis.")
+        raise refuse(where, f"its last axis has stride {tensor.stride(-1)}", "Make the last axis contiguous.")
 
 
 def aligned(tensors: Sequence[torch.Tensor], strides: Sequence[int], unit_bytes: int) -> bool:

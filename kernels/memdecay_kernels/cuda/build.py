@@ -32,7 +32,9 @@ def compile_kernels(targets: Sequence[str] = (*ARCHITECTURES, PTX)) -> KernelArc
         code={target: found.code for target, found in compiled.items()},
         source_digest=source_digest(files),
         nvrtc_version=compiler.version,
-        resources={target: parse_resources(found.log) for target, found in compiled.items() if target.startswith("sm_")},
+        resources={
+            target: parse_resources(found.log) for target, found in compiled.items() if target.startswith("sm_")
+        },
     )
 
 
@@ -46,7 +48,9 @@ def main() -> int:
         for kernel, found in sorted(kernels.items()):
             spills = found.spill_store_bytes + found.spill_load_bytes + found.stack_bytes
             spilling += spills > 0
-            print(f"{target:8} {kernel:32} {found.registers:4} registers {found.shared_bytes:6} B shared {spills} B local")
+            print(
+                f"{target:8} {kernel:32} {found.registers:4} registers {found.shared_bytes:6} B shared {spills} B local"
+            )
     return 1 if spilling else 0
 
 

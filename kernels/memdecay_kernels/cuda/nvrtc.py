@@ -1,7 +1,7 @@
 """NVRTC, NVIDIA's compiler as a library, by ctypes: needs no GPU, no nvcc, no host compiler and no headers.
 
-Found in its pip package (``nvidia-cuda-nvrtc-cu12``, or the one of CUDA 13, either of which a CUDA build of torch brings along),
-else wherever the loader finds it.
+Found in its pip package (``nvidia-cuda-nvrtc-cu12`` or that of CUDA 13; a CUDA build of torch brings one along), else
+wherever the loader finds it.
 """
 
 from __future__ import annotations

@@ -144,9 +144,7 @@ def score_pages(
     launcher.launch("score_parts", score_grid, _SCORE_THREADS, parameters, tensors)
 
 
-def select_pages(
-    page_scores: torch.Tensor, evictable: torch.Tensor, out: torch.Tensor, *, launcher: Launcher
-) -> None:
+def select_pages(page_scores: torch.Tensor, evictable: torch.Tensor, out: torch.Tensor, *, launcher: Launcher) -> None:
     """See `memdecay_kernels.select_pages`; a page whose score is NaN is not selected.
 
     Raises:

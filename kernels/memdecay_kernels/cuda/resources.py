@@ -40,7 +40,5 @@ def parse_resources(log: str) -> dict[str, KernelResources]:
         if spills is None or registers is None:
             raise ValueError(f"the compiler's log has no account of '{entry[1]}'")
         stack, stores, loads = (int(group) for group in spills.groups())
-        found[entry[1]] = KernelResources(
-            int(registers[1]), int(shared[1]) if shared else 0, stack, stores, loads
-        )
+        found[entry[1]] = KernelResources(int(registers[1]), int(shared[1]) if shared else 0, stack, stores, loads)
     return found

@@ -1,4 +1,4 @@
-"""A launcher that runs the kernels' own sources in the emulator, under the address and the undefined-behaviour sanitizer."""
+"""A launcher that runs the kernels' own sources in the emulator, with the address and undefined-behaviour sanitizers."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ class EmulatedLauncher:
             for place in _pointer_places(parameters)
             if struct.unpack_from("<Q", raw, place)[0]
         ]
-        request = struct.pack(
-            "<64s8I", f"{self._prefix}{kernel}".encode(), *grid, block_threads, self.seed, len(raw), len(buffers), len(pointers)
-        )
+        name = f"{self._prefix}{kernel}".encode()
+        numbers = (*grid, block_threads, self.seed, len(raw), len(buffers), len(pointers))
+        request = struct.pack("<64s8I", name, *numbers)
         parts = [request, raw]
         for address, size in extents:
             parts += [struct.pack("<Q", size), ctypes.string_at(address, size)]

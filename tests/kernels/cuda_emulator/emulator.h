@@ -21,7 +21,7 @@ inline int block_threads() { return emulator::Block::running->threads; }
 inline int block_x() { return (int)emulator::Block::running->index.x; }
 inline int block_y() { return (int)emulator::Block::running->index.y; }
 inline int block_z() { return (int)emulator::Block::running->index.z; }
-inline int grid_x() { return (int)emulator::Block::running->grid.x; }
+inline int grid_y() { return (int)emulator::Block::running->grid.y; }
 
 inline void block_barrier(MD_HERE) { emulator::Block::running->barrier({file, line}); }
 

@@ -34,16 +34,19 @@ MUTANTS = (
     Mutant("compact_reads_past_the_row", "compact_table.cuh", "pages < p.columns ? pages : p.columns", "pages",
            ("compact_table",), "heap-buffer-overflow"),
     Mutant("mass_statistics_without_barrier", "attention_mass.cuh",
-           "block_barrier();\n    if (thread_index() < kTileRows)", "if (thread_index() < kTileRows)", MASS, "race"),
+           "block_barrier();\n        if (thread_index() < kTileRows)", "if (thread_index() < kTileRows)", MASS, "race"),
+    Mutant("mass_statistics_without_the_other_barrier", "attention_mass.cuh",
+           "block_barrier();  // everyone has read the statistics before", "//", MASS, "race"),
     Mutant("mass_of_tokens_without_barrier", "attention_mass.cuh",
            "block_barrier();\n    const int token", "const int token", MASS, "race"),
     Mutant("mass_reads_past_the_context", "attention_mass.cuh", "token = token < r.tokens ? token : r.tokens - 1;",
            "token += 0 * r.tokens;", MASS, "heap-buffer-overflow"),
     Mutant("mass_lanes_return_before_the_exchange", "attention_mass.cuh",
-           "if (first_token < r.tokens) {  // the whole warp", "if (first_token + lane_index() >= r.tokens) return;\n    {",
+           "if (first_token < r.tokens) {  // the whole warp",
+           "if (first_token + lane_index() >= r.tokens) return;\n    {",
            MASS, "divergence"),
     Mutant("mass_skips_exchanges_of_unused_rows", "attention_mass.cuh", "if (!(Tile::kRowPeers & bit)) continue;",
-           "if (!(Tile::kRowPeers & bit) || !visible[i]) continue;", MASS, "divergence"),
+           "if (!(Tile::kRowPeers & bit) || mine[i].maximum == lowest()) continue;", MASS, "divergence"),
 )  # fmt: skip
 
 
@@ -61,8 +64,8 @@ def mutant_source() -> str:
             raise ValueError(f"{mutant.name}: {text.count(mutant.old)} places in {mutant.file} read {mutant.old!r}")
         text = text.replace(mutant.old, mutant.new)
         lines = [line for line in text.splitlines() if not line.startswith(DROPPED)]
-        body = "\n".join(lines).replace("namespace memdecay {", f"namespace mutant{number} {{ using namespace memdecay;")
-        parts.append(body)
+        own = f"namespace mutant{number} {{ using namespace memdecay;"
+        parts.append("\n".join(lines).replace("namespace memdecay {", own))
         for kernel in mutant.kernels:
             qualified = f"mutant{number}::{kernel}"
             served.append(

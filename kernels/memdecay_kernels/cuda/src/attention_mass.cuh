@@ -1,7 +1,7 @@
 // Attention mass of the newest queries on every retained token, for all requests and layers of a step.
 //
 // Three kernels, since a weight is known only once its row's sum is:
-//   statistics   block = (split of 256 tokens, row tile of a layer's key head, request): largest logit and sum
+//   statistics   block = (split of 256 tokens, a layer's key head, request): each row's largest logit and sum
 //   totals       block = (row tile, request): the splits' statistics, joined in their order
 //   mass         warp = 32 tokens of a request: all layers and heads one after another, so that the sum over
 //                heads needs no atomics, and keys are read from cache where they still are
@@ -116,21 +116,12 @@ MD_DEVICE RowStatistics join(const RowStatistics& a, const RowStatistics& b) {
     return RowStatistics{maximum, a.sum * exp2_fast(a.maximum - maximum) + b.sum * exp2_fast(b.maximum - maximum)};
 }
 
+// One row tile's statistics over this warp's share of a split, still apart in the lanes of a row.
 template <typename Tile>
-MD_DEVICE void mass_statistics(const MassParameters& p) {
-    MD_SHARED(float, warp_maximum, kMassWarps * kTileRows);
-    MD_SHARED(float, warp_sum, kMassWarps * kTileRows);
-    const int request = block_z(), split = block_x();
-    const int row_tile = block_y() % p.row_tiles, layer_head = block_y() / p.row_tiles;
-    const int kv_head = layer_head % p.kv_heads, layer = layer_head / p.kv_heads;
-    const MassRequest r = mass_request(p, request);
-    const int begin = split * kSplitTokens;
-    if (begin >= r.tokens || row_tile >= r.row_tiles) return;  // the whole block
-    const int end = begin + kSplitTokens < r.tokens ? begin + kSplitTokens : r.tokens;
-
+MD_DEVICE void warp_statistics(const MassParameters& p, const MassRequest& r, int request, int layer, int kv_head,
+                               int row_tile, int begin, int end, RowStatistics (&mine)[Tile::kRows]) {
     int rows[Tile::kRows], visible[Tile::kRows];
     tile_rows<Tile>(p, r, request, kv_head, row_tile, rows, visible);
-    RowStatistics mine[Tile::kRows];
 #pragma unroll
     for (int i = 0; i < Tile::kRows; ++i) mine[i] = RowStatistics{lowest(), 0.0f};
 #pragma unroll 1
@@ -154,29 +145,49 @@ MD_DEVICE void mass_statistics(const MassParameters& p) {
             mine[i] = join(mine[i], RowStatistics{maximum, sum});
         }
     }
+}
+
+// The row tiles of a key head are taken one after another, so that all but the first find the keys in the
+// multiprocessor's own cache.
+template <typename Tile>
+MD_DEVICE void mass_statistics(const MassParameters& p) {
+    MD_SHARED(float, warp_maximum, kMassWarps * kTileRows);
+    MD_SHARED(float, warp_sum, kMassWarps * kTileRows);
+    const int request = block_z(), split = block_x();
+    const int kv_head = block_y() % p.kv_heads, layer = block_y() / p.kv_heads;
+    const MassRequest r = mass_request(p, request);
+    const int begin = split * kSplitTokens;
+    if (begin >= r.tokens) return;  // the whole block
+    const int end = begin + kSplitTokens < r.tokens ? begin + kSplitTokens : r.tokens;
+    const i64 first_tile = (((i64)request * p.layers + layer) * p.kv_heads + kv_head) * p.row_tiles;
+#pragma unroll 1
+    for (int row_tile = 0; row_tile < r.row_tiles; ++row_tile) {
+        RowStatistics mine[Tile::kRows];
+        warp_statistics<Tile>(p, r, request, layer, kv_head, row_tile, begin, end, mine);
+        block_barrier();  // everyone has read the statistics before
 #pragma unroll
-    for (int i = 0; i < Tile::kRows; ++i) {
+        for (int i = 0; i < Tile::kRows; ++i) {
 #pragma unroll
-        for (unsigned bit = 1; bit < kWarpLanes; bit *= 2) {
-            if (!(Tile::kRowPeers & bit)) continue;
-            const RowStatistics other = {exchange_xor(mine[i].maximum, bit), exchange_xor(mine[i].sum, bit)};
-            // the same operands in the same order on both sides
-            mine[i] = lane_index() & bit ? join(other, mine[i]) : join(mine[i], other);
+            for (unsigned bit = 1; bit < kWarpLanes; bit *= 2) {
+                if (!(Tile::kRowPeers & bit)) continue;
+                const RowStatistics other = {exchange_xor(mine[i].maximum, bit), exchange_xor(mine[i].sum, bit)};
+                // the same operands in the same order on both sides
+                mine[i] = lane_index() & bit ? join(other, mine[i]) : join(mine[i], other);
+            }
+            if ((lane_index() & Tile::kRowPeers) == 0) {
+                warp_maximum[warp_index() * kTileRows + Tile::row(i)] = mine[i].maximum;
+                warp_sum[warp_index() * kTileRows + Tile::row(i)] = mine[i].sum;
+            }
         }
-        if ((lane_index() & Tile::kRowPeers) == 0) {
-            warp_maximum[warp_index() * kTileRows + Tile::row(i)] = mine[i].maximum;
-            warp_sum[warp_index() * kTileRows + Tile::row(i)] = mine[i].sum;
+        block_barrier();
+        if (thread_index() < kTileRows) {
+            RowStatistics whole = {lowest(), 0.0f};
+            for (int warp = 0; warp < kMassWarps; ++warp) {
+                const int at = warp * kTileRows + thread_index();
+                whole = join(whole, RowStatistics{warp_maximum[at], warp_sum[at]});
+            }
+            p.statistics[((first_tile + row_tile) * p.splits + split) * kTileRows + thread_index()] = whole;
         }
-    }
-    block_barrier();
-    if (thread_index() < kTileRows) {
-        RowStatistics whole = {lowest(), 0.0f};
-        for (int warp = 0; warp < kMassWarps; ++warp) {
-            const int at = warp * kTileRows + thread_index();
-            whole = join(whole, RowStatistics{warp_maximum[at], warp_sum[at]});
-        }
-        const i64 tile = ((i64)request * p.layers + layer) * p.kv_heads + kv_head;
-        p.statistics[((tile * p.row_tiles + row_tile) * p.splits + split) * kTileRows + thread_index()] = whole;
     }
 }
 
@@ -253,7 +264,8 @@ MD_DEVICE void layer_mass(const MassParameters& p, const MassRequest& r, int req
 template <typename Tile>
 MD_DEVICE void mass_of_tokens(const MassParameters& p) {
     MD_SHARED(float, warp_mass, kMassWarps * kTileTokens);
-    const int request = block_y(), tiles = kMassWarps / p.layer_warps;
+    // the last request first: its keys were read last, and are the ones that the cache still holds
+    const int request = grid_y() - 1 - block_y(), tiles = kMassWarps / p.layer_warps;
     const int first_token = (block_x() * tiles + warp_index() / p.layer_warps) * kTileTokens;
     const MassRequest r = mass_request(p, request);
     const bool writes = (lane_index() & Tile::kColumnPeers) == 0;

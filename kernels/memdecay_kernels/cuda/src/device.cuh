@@ -39,7 +39,7 @@ MD_DEVICE int block_threads() { return (int)blockDim.x; }
 MD_DEVICE int block_x() { return (int)blockIdx.x; }
 MD_DEVICE int block_y() { return (int)blockIdx.y; }
 MD_DEVICE int block_z() { return (int)blockIdx.z; }
-MD_DEVICE int grid_x() { return (int)gridDim.x; }
+MD_DEVICE int grid_y() { return (int)gridDim.y; }
 
 MD_DEVICE void block_barrier() { __syncthreads(); }
 MD_DEVICE void warp_barrier() { __syncwarp(); }
