@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.kernels.cuda_emulator.emulated import HERE, EmulatedLauncher, build
+from tests.kernels.on_device import RoundTripLauncher
 
 BuildProgram = Callable[[Path | str], Path]
 
@@ -25,6 +27,16 @@ def emulator(build_program: BuildProgram) -> Iterator[EmulatedLauncher]:
     launcher = EmulatedLauncher(build_program(HERE / "kernels.cpp"))
     yield launcher
     launcher.close()
+
+
+@pytest.fixture(scope="module", params=["emulated", "device"])
+def launcher(request: pytest.FixtureRequest) -> EmulatedLauncher | RoundTripLauncher:
+    """The product's kernels: emulated, and on a CUDA device where there is one."""
+    if request.param == "emulated":
+        return request.getfixturevalue("emulator")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: the kernels are only emulated here")
+    return RoundTripLauncher(torch.device("cuda", 0))
 
 
 @pytest.fixture(scope="module")

@@ -60,17 +60,9 @@ class Step(NamedTuple):
         rows = (part[row : row + 1] for part in self[2:6])
         return self._replace(**dict(zip(self._fields[2:6], rows, strict=True)))
 
-    def to(self, device: torch.device) -> Step:
-        """On another device, with the same strides."""
-        moved = [moved_with_strides(part, device) for part in (*self.queries, *self.key_caches)]
-        layers = len(self.queries)
-        return Step(moved[:layers], moved[layers:], *(part.to(device) for part in self[2:6]), *self[6:])
-
-
-def moved_with_strides(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A view alike into a copy of the whole storage."""
-    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).to(device)
-    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    def tensors(self) -> list[torch.Tensor]:
+        """Everything that a launch reads."""
+        return [*self.queries, *self.key_caches, *self[2:6]]
 
 
 def one_mass(query: torch.Tensor, keys: torch.Tensor, head_reduce: str) -> torch.Tensor:

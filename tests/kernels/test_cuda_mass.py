@@ -17,21 +17,21 @@ few = settings(deadline=None, max_examples=12, suppress_health_check=list(Health
 @pytest.mark.parametrize("head_reduce", ["mean", "max"])
 @few
 @given(data=st.data())
-def test_equals_a_direct_softmax(emulator, dtype, head_reduce, data):
+def test_equals_a_direct_softmax(launcher, dtype, head_reduce, data):
     step = data.draw(steps(DTYPES[dtype], max_layers=1 if dtype == "fp32" else 3))
-    emulator.seed = data.draw(st.integers(0, 9))
-    mass = step.run(emulator, head_reduce=head_reduce)
+    launcher.seed = data.draw(st.integers(0, 9))
+    mass = step.run(launcher, head_reduce=head_reduce)
     assert_mass_close(mass, step, head_reduce)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @settings(few, max_examples=6)
 @given(data=st.data())
-def test_strides_without_wide_loads_take_the_other_kernel(emulator, dtype, data):
+def test_strides_without_wide_loads_take_the_other_kernel(launcher, dtype, data):
     step = data.draw(steps(DTYPES[dtype], form="odd", max_layers=1))
-    emulator.launched.clear()
-    assert_mass_close(step.run(emulator), step)
-    assert emulator.launched == [
+    launcher.launched.clear()
+    assert_mass_close(step.run(launcher), step)
+    assert launcher.launched == [
         f"mass_statistics_{dtype}_strided", "mass_totals_of_rows", f"mass_of_tokens_{dtype}_strided"
     ]  # fmt: skip
 
@@ -50,17 +50,17 @@ def long_step(contexts, windows, *, layers=1, dtype=torch.bfloat16, magnitude=1.
 
 
 @pytest.mark.parametrize("context", [255, 256, 257, 600])
-def test_splits_of_a_long_context_are_joined(emulator, context):
+def test_splits_of_a_long_context_are_joined(launcher, context):
     step = long_step([context], [2])
-    mass = step.run(emulator)
+    mass = step.run(launcher)
     assert_mass_close(mass, step)
     assert mass.sum().item() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_logits_far_beyond_the_exponentials_range_stay_finite(emulator):
+def test_logits_far_beyond_the_exponentials_range_stay_finite(launcher):
     for magnitude in (3e2, 3e4):
         step = long_step([300], [1], dtype=torch.float32, magnitude=magnitude, dim=4)
-        mass = step.run(emulator)
+        mass = step.run(launcher)
         assert torch.isfinite(mass).all()
         assert mass.sum().item() == pytest.approx(1.0, abs=1e-5)
         assert torch.equal(mass[0].argmax(), step.expected()[0].argmax())
@@ -68,42 +68,42 @@ def test_logits_far_beyond_the_exponentials_range_stay_finite(emulator):
 
 @settings(few, max_examples=8)
 @given(data=st.data())
-def test_a_request_alone_equals_the_same_request_in_a_batch_bit_for_bit(emulator, data):
+def test_a_request_alone_equals_the_same_request_in_a_batch_bit_for_bit(launcher, data):
     step = data.draw(steps(torch.bfloat16))
-    mass = step.run(emulator)
+    mass = step.run(launcher)
     for row in range(len(step.context_lens)):
-        emulator.seed += 1  # nor does the order of blocks and threads matter
-        assert torch.equal(step.row(row).run(emulator), mass[row : row + 1])
+        launcher.seed += 1  # nor does the order of blocks and threads matter
+        assert torch.equal(step.row(row).run(launcher), mass[row : row + 1])
 
 
 @settings(few, max_examples=8)
 @given(data=st.data())
-def test_layers_and_accumulation_are_weighted_sums(emulator, data):
+def test_layers_and_accumulation_are_weighted_sums(launcher, data):
     step = data.draw(steps(torch.bfloat16, max_layers=6))
     layers = len(step.queries)
-    together = step.run(emulator, layer_weight=1 / layers)
+    together = step.run(launcher, layer_weight=1 / layers)
     one_by_one = torch.zeros_like(together)
     for layer in range(layers):
         alone = step._replace(queries=[step.queries[layer]], key_caches=[step.key_caches[layer]])
-        alone.run(emulator, one_by_one, layer_weight=1 / layers, accumulate=True)
+        alone.run(launcher, one_by_one, layer_weight=1 / layers, accumulate=True)
     torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-8)
 
 
-def test_columns_behind_a_context_become_zero_or_stay(emulator):
+def test_columns_behind_a_context_become_zero_or_stay(launcher):
     step = long_step([40, 0, 7], [1, 1, 1])._replace(max_context=90)
-    written = step.run(emulator)
-    added = step.run(emulator, torch.full((3, 90), 2.0), accumulate=True)
+    written = step.run(launcher)
+    added = step.run(launcher, torch.full((3, 90), 2.0), accumulate=True)
     for row, context in enumerate([40, 0, 7]):
         assert not written[row, context:].any()
         assert added[row, context:].eq(2.0).all()
     torch.testing.assert_close(added - 2.0, written, rtol=0, atol=1e-6)
 
 
-def test_out_may_be_part_of_a_larger_tensor(emulator):
+def test_out_may_be_part_of_a_larger_tensor(launcher):
     step = long_step([40, 20], [1, 2])
     whole = torch.full((2, 60), 9.0)
-    step.run(emulator, whole[:, 10:50])
-    assert torch.equal(whole[:, 10:50], step.run(emulator))
+    step.run(launcher, whole[:, 10:50])
+    assert torch.equal(whole[:, 10:50], step.run(launcher))
     assert whole[:, :10].eq(9.0).all()
     assert whole[:, 50:].eq(9.0).all()
 
@@ -120,12 +120,12 @@ def test_lengths_that_cannot_be_read_no_foreign_memory(emulator, context, window
     assert bool(mass.any()) == (context > 0 and window > 0)
 
 
-def test_a_key_that_is_not_a_number_behind_the_context_is_not_seen(emulator):
+def test_a_key_that_is_not_a_number_behind_the_context_is_not_seen(launcher):
     step = long_step([20], [1])
     page = int(step.block_table[0, 1])
-    expected = step.run(emulator)
+    expected = step.run(launcher)
     step.key_caches[0][page, 4:] = float("nan")
-    assert torch.equal(step.run(emulator), expected)
+    assert torch.equal(step.run(launcher), expected)
 
 
 class RecordLaunches:
@@ -136,7 +136,7 @@ class RecordLaunches:
         self.seen.append((kernel, grid))
 
 
-def test_all_three_kernels_have_one_shape_of_launch_whatever_the_lengths(emulator):
+def test_all_three_kernels_have_one_shape_of_launch_whatever_the_lengths(launcher):
     """A CUDA graph repeats the launches that it saw: they may follow from shapes only."""
     shapes = []
     for contexts in ([40, 33], [0, 5]):

@@ -53,7 +53,7 @@ def copied(columns: TokenColumns[torch.Tensor]) -> TokenColumns[torch.Tensor]:
     newest=st.booleans(),
     seed=st.integers(0, 999),
 )
-def test_evidence_enters_the_columns_as_defined(emulator, pages, kept, refresh, neighbours, queries, newest, seed):
+def test_evidence_enters_the_columns_as_defined(launcher, pages, kept, refresh, neighbours, queries, newest, seed):
     make = torch.Generator().manual_seed(seed)
     tokens = pages * 16
     index = torch.nonzero(torch.rand(tokens, generator=make) <= kept).flatten()
@@ -67,7 +67,7 @@ def test_evidence_enters_the_columns_as_defined(emulator, pages, kept, refresh, 
     before = columns_of(tokens, seed)
     expected, columns = copied(before), copied(before)
     scores_reference.observe_tokens(expected, index, mass, newest_mass, rule, queries, 77)
-    observe_tokens(columns, index, mass, newest_mass, rule, queries, 77, launcher=emulator)
+    observe_tokens(columns, index, mass, newest_mass, rule, queries, 77, launcher=launcher)
     for name, found, wanted in zip(columns._fields, columns, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=2e-6, atol=3e-6 * queries if "sum" in name else 1e-7, msg=name)
     untouched = torch.ones(tokens, dtype=torch.bool).index_fill(0, index, False)
@@ -93,7 +93,7 @@ def terms_of(**changes) -> ScoreTerms[torch.Tensor]:
     missing=st.integers(0, 60),
     seed=st.integers(0, 999),
 )
-def test_page_scores_are_as_defined(emulator, page, pages, forms, decay_form, column, coarse, missing, seed):
+def test_page_scores_are_as_defined(launcher, page, pages, forms, decay_form, column, coarse, missing, seed):
     make = torch.Generator().manual_seed(seed)
     capacity = (pages + 2) * page
     columns = columns_of(capacity, seed, coarse=coarse)
@@ -106,18 +106,18 @@ def test_page_scores_are_as_defined(emulator, page, pages, forms, decay_form, co
     arguments = (columns, held, evictable, terms, page, processed, 50)
     expected, found = torch.zeros(3, pages), torch.full((3, pages), 9.0)
     scores_reference.score_pages(*arguments, expected)
-    score_pages(*arguments, found, launcher=emulator)
+    score_pages(*arguments, found, launcher=launcher)
     torch.testing.assert_close(found, expected, rtol=3e-6, atol=1e-7)
 
 
-def test_ranks_over_many_blocks_of_threads(emulator):
+def test_ranks_over_many_blocks_of_threads(launcher):
     """More tokens than one tile of the ranking, with one value shared by hundreds."""
     columns = columns_of(40 * 16, 5, coarse=True)
     pages, evictable = torch.arange(40), torch.arange(40) % 5 != 0
     terms = terms_of(attention_form="rank", salience_form="rank")
     expected, found = torch.zeros(3, 40), torch.zeros(3, 40)
     scores_reference.score_pages(columns, pages, evictable, terms, 16, 640, 50, expected)
-    score_pages(columns, pages, evictable, terms, 16, 640, 50, found, launcher=emulator)
+    score_pages(columns, pages, evictable, terms, 16, 640, 50, found, launcher=launcher)
     torch.testing.assert_close(found, expected, rtol=3e-6, atol=1e-7)
 
 
@@ -127,14 +127,14 @@ def test_ranks_over_many_blocks_of_threads(emulator):
     count=st.integers(0, 320),
     special=st.booleans(),
 )
-def test_selection_is_the_references(emulator, pages, count, special):
+def test_selection_is_the_references(launcher, pages, count, special):
     scores = torch.tensor([float(score) for score, _ in pages])
     if special and len(pages) > 2:
         scores[0], scores[1], scores[2] = float("inf"), -float("inf"), -0.0
     evictable = torch.tensor([flag for _, flag in pages], dtype=torch.bool)
     expected, found = (torch.full((count,), 99, dtype=torch.int64) for _ in range(2))
     pages_reference.select_pages(scores, evictable, expected)
-    select_pages(scores, evictable, found, launcher=emulator)
+    select_pages(scores, evictable, found, launcher=launcher)
     assert torch.equal(found, expected)
 
 
@@ -147,7 +147,7 @@ def test_selection_is_the_references(emulator, pages, count, special):
     spare=st.integers(0, 20),
     seed=st.integers(0, 999),
 )
-def test_compaction_is_the_references(emulator, rows, columns, page, holes, spare, seed):
+def test_compaction_is_the_references(launcher, rows, columns, page, holes, spare, seed):
     make = torch.Generator().manual_seed(seed)
     table = torch.randint(1, 99, (rows, columns), generator=make).int()
     table[torch.rand(rows, columns, generator=make) < holes] = 0
@@ -155,7 +155,7 @@ def test_compaction_is_the_references(emulator, rows, columns, page, holes, spar
     expected_table, expected_tokens, expected_pages = tables_reference.compact_block_table(table, lengths, page, 0)
     out, tokens = torch.full((rows, columns + spare), 7).int(), torch.full((rows,), 7).int()
     kept = torch.zeros(rows, columns, dtype=torch.bool)
-    compact_table(table, lengths, page, 0, out, tokens, kept, empty_rows_keep_length=False, launcher=emulator)
+    compact_table(table, lengths, page, 0, out, tokens, kept, empty_rows_keep_length=False, launcher=launcher)
     assert torch.equal(out[:, :columns], expected_table)
     assert not out[:, columns:].any()
     assert torch.equal(tokens, expected_tokens)
@@ -163,7 +163,7 @@ def test_compaction_is_the_references(emulator, rows, columns, page, holes, spar
 
     into, into_lengths = torch.full((rows, columns + spare), 7).int(), torch.full((rows,), 7).int()
     compact_rows_into(table, lengths, page, into, into_lengths)
-    compact_table(table, lengths, page, 0, out, tokens, None, empty_rows_keep_length=True, launcher=emulator)
+    compact_table(table, lengths, page, 0, out, tokens, None, empty_rows_keep_length=True, launcher=launcher)
     assert torch.equal(out, into)
     assert torch.equal(tokens, into_lengths)
 
@@ -176,7 +176,7 @@ def test_compaction_is_the_references(emulator, rows, columns, page, holes, spar
     offset=st.integers(0, 3),
     seed=st.integers(0, 99),
 )
-def test_copied_pages_are_equal_bit_for_bit_and_others_untouched(emulator, shape, dtype, count, offset, seed):
+def test_copied_pages_are_equal_bit_for_bit_and_others_untouched(launcher, shape, dtype, count, offset, seed):
     make = torch.Generator().manual_seed(seed)
     page_bytes = torch.Size(shape).numel() * dtype.itemsize
 
@@ -187,13 +187,13 @@ def test_copied_pages_are_equal_bit_for_bit_and_others_untouched(emulator, shape
     source, target = cache(6), cache(7)
     before = target.clone()
     from_pages, to_pages = torch.randint(0, 6, (count,), generator=make), torch.randperm(7, generator=make)[:count]
-    emulator.launched.clear()
-    copy_pages(source, from_pages, target, to_pages, launcher=emulator)
+    launcher.launched.clear()
+    copy_pages(source, from_pages, target, to_pages, launcher=launcher)
     assert torch.equal(target[to_pages].view(torch.uint8), source[from_pages].view(torch.uint8))
     others = [page for page in range(7) if page not in to_pages.tolist()]
     assert torch.equal(target[others].view(torch.uint8), before[others].view(torch.uint8))
     wide = (offset * dtype.itemsize) % 16 == 0 and page_bytes % 16 == 0
-    assert set(emulator.launched) <= {"copy_pages_wide" if wide else "copy_pages_bytes"}
+    assert set(launcher.launched) <= {"copy_pages_wide" if wide else "copy_pages_bytes"}
 
 
 @pytest.mark.parametrize(("source_page", "target_page"), [(6, 0), (-1, 0), (0, 7)])

@@ -121,7 +121,9 @@ def attention_mass(
     tensors = (*queries, *key_caches, block_table, context_lens, query_ends, windows, statistics, totals, out)
     block_tokens = _TILE_TOKENS * _WARPS // layer_warps
     tiles, threads = layers * kv_heads * row_tiles, _WARPS * _WARP_LANES
-    launcher.launch(f"mass_statistics_{suffix}", Grid(splits, layers * kv_heads, num_requests), threads, parameters, tensors)
+    launcher.launch(
+        f"mass_statistics_{suffix}", Grid(splits, layers * kv_heads, num_requests), threads, parameters, tensors
+    )
     launcher.launch("mass_totals_of_rows", Grid(tiles, num_requests), _WARP_LANES, parameters, tensors)
     blocks = Grid(math.ceil(max_context / block_tokens), num_requests)
     launcher.launch(f"mass_of_tokens_{suffix}", blocks, threads, parameters, tensors)

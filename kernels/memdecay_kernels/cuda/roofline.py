@@ -2,8 +2,8 @@
 
 A lower bound under stated assumptions, not a measurement: each pass takes as long as its slowest resource at full
 speed. Keys are read twice, once for the rows' sums and once for the weights; the second read comes from the cache if
-all of a step's sampled keys fit there. More than 16 rows of queries (heads in a group x W) read the keys again, from the
-multiprocessor's own cache. A decode step is bounded by reading all weights, keys and values once.
+all of a step's sampled keys fit there. More than 16 rows of queries (heads in a group x W) read the keys again, from
+the multiprocessor's own cache. A decode step is bounded by reading all weights, keys and values once.
 """
 
 from __future__ import annotations

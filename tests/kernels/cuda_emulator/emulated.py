@@ -1,4 +1,7 @@
-"""A launcher that runs the kernels' own sources in the emulator, with the address and undefined-behaviour sanitizers."""
+"""A launcher that runs the kernels' own sources in the emulator, with sanitizers for addresses and undefined behaviour.
+
+The sanitizers are part of the program, which is a process of its own: Python needs none of them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import hashlib
 import struct
 import subprocess
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from filelock import FileLock
 
 import memdecay_kernels.cuda
 from memdecay_kernels.cuda.launcher import Grid
+from tests.kernels.pointers import pointers_of, storages_of
 
 HERE = Path(__file__).parent
 KERNELS = Path(memdecay_kernels.cuda.__file__).parents[1]
@@ -95,21 +99,16 @@ class EmulatedLauncher:
         tensors: Sequence[torch.Tensor],
     ) -> None:
         """See `Launcher`; raises `EmulatedFault`."""
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
-        buffers = [storage for address, storage in storages.items() if address]
-        extents = [(storage.data_ptr(), storage.nbytes()) for storage in buffers]
+        storages = storages_of(tensors)
         raw = bytes(parameters)
-        pointers = [
-            struct.pack("<IIQ", place, *_locate(struct.unpack_from("<Q", raw, place)[0], extents))
-            for place in _pointer_places(parameters)
-            if struct.unpack_from("<Q", raw, place)[0]
-        ]
+        pointers = [struct.pack("<IIQ", *pointer) for pointer in pointers_of(parameters, storages)]
         name = f"{self._prefix}{kernel}".encode()
-        numbers = (*grid, block_threads, self.seed, len(raw), len(buffers), len(pointers))
+        numbers = (*grid, block_threads, self.seed, len(raw), len(storages), len(pointers))
         request = struct.pack("<64s8I", name, *numbers)
         parts = [request, raw]
-        for address, size in extents:
-            parts += [struct.pack("<Q", size), ctypes.string_at(address, size)]
+        for storage in storages:
+            content = ctypes.string_at(storage.data_ptr(), storage.nbytes())
+            parts += [struct.pack("<Q", storage.nbytes()), content]
         process = self._running()
         self.launched.append(kernel)
         assert process.stdin is not None
@@ -122,8 +121,9 @@ class EmulatedLauncher:
             answer = b""
         if answer != b"done":
             raise EmulatedFault(self._epitaph(process))
-        for address, size in extents:
-            ctypes.memmove(address, process.stdout.read(size), size)
+        for storage in storages:
+            size = storage.nbytes()
+            ctypes.memmove(storage.data_ptr(), process.stdout.read(size), size)
 
     def close(self) -> None:
         """End the process."""
@@ -142,19 +142,3 @@ class EmulatedLauncher:
         self._process = None
         _, message = process.communicate()
         return message.decode(errors="replace")
-
-
-def _pointer_places(parameters: ctypes.Structure) -> Iterator[int]:
-    """Where in a struct its pointers are, in bytes."""
-    for name, kind, *_ in parameters._fields_:
-        field = getattr(type(parameters), name)
-        if kind is ctypes.c_void_p or getattr(kind, "_type_", None) is ctypes.c_void_p:
-            yield from range(field.offset, field.offset + field.size, ctypes.sizeof(ctypes.c_void_p))
-
-
-def _locate(address: int, extents: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The buffer that an address lies in, and the byte within it."""
-    for buffer, (start, size) in enumerate(extents):
-        if start <= address < start + size:
-            return buffer, address - start
-    raise EmulatedFault(f"a pointer to {address:#x}, which is in none of the tensors")

@@ -167,8 +167,8 @@ void Block::report_stuck() {
     for (int thread = 0; thread < threads; ++thread) {
         const Fiber& fiber = fibers_[thread];
         if (fiber.finished || thread % 32 == 0 || !(fiber.place == fibers_[thread - 1].place))
-            std::fprintf(stderr, "emulator: thread %d %s %s:%d\n", thread, fiber.finished ? "has returned," : "waits at",
-                         fiber.place.file, fiber.place.line);
+            std::fprintf(stderr, "emulator: thread %d %s %s:%d\n", thread,
+                         fiber.finished ? "has returned," : "waits at", fiber.place.file, fiber.place.line);
     }
     fail("divergence: no thread of block (%u, %u, %u) can go on", index.x, index.y, index.z);
 }

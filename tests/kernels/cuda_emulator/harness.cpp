@@ -24,7 +24,8 @@ static void launch(const Kernel& kernel, const Request& request, const void* par
     const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
     for (uint64_t step = 0; step < blocks; ++step) {
         const uint64_t at = request.seed % 2 ? blocks - 1 - step : step;
-        const Dim3 index = {(unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y)};
+        const uint64_t row = at / grid.x;
+        const Dim3 index = {(unsigned)(at % grid.x), (unsigned)(row % grid.y), (unsigned)(row / grid.y)};
         Block block(grid, index, (int)request.threads, request.seed + (unsigned)at);
         block.run(kernel.body, parameters);
         shared_allocations().clear();

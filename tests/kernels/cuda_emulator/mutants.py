@@ -34,7 +34,8 @@ MUTANTS = (
     Mutant("compact_reads_past_the_row", "compact_table.cuh", "pages < p.columns ? pages : p.columns", "pages",
            ("compact_table",), "heap-buffer-overflow"),
     Mutant("mass_statistics_without_barrier", "attention_mass.cuh",
-           "block_barrier();\n        if (thread_index() < kTileRows)", "if (thread_index() < kTileRows)", MASS, "race"),
+           "block_barrier();\n        if (thread_index() < kTileRows)", "if (thread_index() < kTileRows)", MASS,
+           "race"),
     Mutant("mass_statistics_without_the_other_barrier", "attention_mass.cuh",
            "block_barrier();  // everyone has read the statistics before", "//", MASS, "race"),
     Mutant("mass_of_tokens_without_barrier", "attention_mass.cuh",
@@ -50,7 +51,9 @@ MUTANTS = (
 )  # fmt: skip
 
 
-# headers are included once for all, and of the kernels made by a macro only those for bfloat16 are needed
+# what a file includes and a fault may be in
+PARTS = {"attention_mass.cuh": ("mass_work.cuh",)}
+# other headers are included once for all, and of the kernels made by a macro only those for bfloat16 are needed
 DROPPED = ("#pragma once", "#include", *(f"MD_MASS_KERNELS({name}" for name in ("fp16", "bf16_strided", "fp32")))
 
 
@@ -59,7 +62,8 @@ def mutant_source() -> str:
     parts = ['#include "mass_tiles.cuh"', '#include "harness.h"']
     served = []
     for number, mutant in enumerate(MUTANTS):
-        text = (KERNELS / "cuda" / "src" / mutant.file).read_text()
+        files = (*PARTS.get(mutant.file, ()), mutant.file)
+        text = "\n".join((KERNELS / "cuda" / "src" / file).read_text() for file in files)
         if text.count(mutant.old) != 1:
             raise ValueError(f"{mutant.name}: {text.count(mutant.old)} places in {mutant.file} read {mutant.old!r}")
         text = text.replace(mutant.old, mutant.new)

@@ -1,4 +1,4 @@
-// Kernels for tests of the element math and of the emulator itself: each fault below is one that a real kernel could have.
+// Kernels for tests of the element math and of the emulator itself, with faults that a real kernel could have.
 #include "device.cuh"
 
 #include "harness.h"
