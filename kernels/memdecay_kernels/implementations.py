@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from memdecay_kernels.native.library import Library
+
 _VARIABLE = "MEMDECAY_KERNELS"
 
 
@@ -35,20 +37,27 @@ def _native(device_type: str, choice: str) -> ModuleType | None:
     if choice == "reference":
         return None
     if device_type == "cpu":
-        from memdecay_kernels.native import library
-
-        if library.load(choice) is None:
-            return None
-        return importlib.import_module("memdecay_kernels.native.ops")
+        return None if _library(choice) is None else importlib.import_module("memdecay_kernels.native.ops")
     if device_type == "cuda" and importlib.util.find_spec("memdecay_kernels.cuda.ops") is not None:
         return importlib.import_module("memdecay_kernels.cuda.ops")
     return None
 
 
-def implementation_name() -> str:
-    """What serves operations on the host: "reference", or "native" with the instruction set, as in "native (amx)"."""
+def native_library() -> Library | None:
+    """The native library for arrays on the host, or None: the caller's own reference serves."""
+    return _library(os.environ.get(_VARIABLE, "auto"))
+
+
+@functools.lru_cache(maxsize=8)
+def _library(choice: str) -> Library | None:
+    if choice == "reference":
+        return None
     from memdecay_kernels.native import library
 
-    choice = os.environ.get(_VARIABLE, "auto")
-    loaded = None if choice == "reference" else library.load(choice)
+    return library.load(choice)
+
+
+def implementation_name() -> str:
+    """What serves operations on the host: "reference", or "native" with the instruction set, as in "native (amx)"."""
+    loaded = native_library()
     return "reference" if loaded is None else f"native ({loaded.instruction_set})"
