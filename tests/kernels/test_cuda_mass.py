@@ -7,8 +7,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memdecay_kernels import KeyLayout
 from memdecay_kernels.cuda.errors import CudaArgumentError
-from tests.kernels.cuda_cases import DTYPES, Step, assert_mass_close, keys_in_strides, steps
+from memdecay_kernels.cuda.mass_call import DeviceMassCall
+from memdecay_kernels.native.mass_call import MassRows
+from memdecay_kernels.reference import mass as reference
+from tests.kernels.cuda_cases import DTYPES, SCALE, Step, assert_mass_close, keys_in_strides, steps
 
 few = settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
 
@@ -89,6 +93,51 @@ def test_layers_and_accumulation_are_weighted_sums(launcher, data):
     torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-8)
 
 
+@few
+@given(data=st.data())
+def test_a_call_for_an_engines_layers_gives_what_the_reference_gives(launcher, data):
+    """Keys in the public order ``[pages, heads, page, dim]``, rows on the host, windows larger than a tile."""
+    step = data.draw(steps(torch.bfloat16, windows=[1, 3, 40]))
+    keys = [cache.transpose(1, 2) for cache in step.key_caches]
+    head_reduce = data.draw(st.sampled_from(["mean", "max"]))
+    rows = MassRows(step.block_table, step.context_lens, step.query_ends, step.windows)
+    expected, found = (torch.full((len(step.windows), step.max_context), 0.5) for _ in range(2))
+    for query, cache in zip(step.queries, keys, strict=True):
+        reference.attention_mass(query, cache, None, *rows, SCALE, head_reduce, expected, True)
+    call = DeviceMassCall(rows, step.queries[0], keys[0], None, SCALE, head_reduce, found, True, launcher)
+    assert call.possible == (head_reduce == "mean" or int(step.windows.max()) <= 16)
+    if call.possible:
+        assert all(call.fits(query, cache, None, SCALE) for query, cache in zip(step.queries, keys, strict=True))
+        call.run(step.queries[0], keys[0])
+        if len(keys) > 1:
+            call.run_layers(step.queries[1:], keys[1:])
+        torch.testing.assert_close(found, expected, rtol=step.tolerance() + 1e-6, atol=1e-6)
+
+
+def test_what_the_kernels_cannot_serve_is_left_to_the_reference():
+    step = long_step([40], [1])
+    query, keys, out = step.queries[0], step.key_caches[0].transpose(1, 2), torch.zeros(1, 40)
+    rows = MassRows(step.block_table, step.context_lens, step.query_ends, step.windows)
+
+    def possible(query=query, keys=keys, layout=None, head_reduce="mean"):
+        return DeviceMassCall(rows, query, keys, layout, SCALE, head_reduce, out, False, launcher=object()).possible
+
+    assert possible()
+    assert not possible(keys=keys.float())
+    assert not possible(keys=keys.transpose(2, 3).contiguous().transpose(2, 3))
+    assert not possible(layout=KeyLayout.row_major(16, 32))
+
+
+def test_a_layer_of_another_shape_needs_another_call():
+    step = long_step([40], [1])
+    query, keys = step.queries[0], step.key_caches[0].transpose(1, 2)
+    rows = MassRows(step.block_table, step.context_lens, step.query_ends, step.windows)
+    call = DeviceMassCall(rows, query, keys, None, SCALE, "mean", torch.zeros(1, 40), False, launcher=object())
+    assert call.fits(query.clone(), keys.clone(), None, SCALE)
+    assert not call.fits(query, keys.contiguous(), None, SCALE)
+    assert not call.fits(query, keys, None, 2 * SCALE)
+
+
 def test_columns_behind_a_context_become_zero_or_stay(launcher):
     step = long_step([40, 0, 7], [1, 1, 1])._replace(max_context=90)
     written = step.run(launcher)
@@ -165,7 +214,9 @@ def test_tensors_that_do_not_fit_are_refused_before_any_launch():
     refused("last axis has stride", key_caches=[keys[0].transpose(1, 3).contiguous().transpose(1, 3)])
     refused("has to be int32", windows=torch.tensor([1]))
     refused(r"its shape is \[2\] and has to be \[1\]", windows=torch.tensor([1, 1]).int())
-    refused(r"17 is outside 1..16", max_window=17)
+    refused(r"max_window with 'mean': 513 is outside 1..512", max_window=513)
     step = long_step([40], [1])
     with pytest.raises(CudaArgumentError, match="neither 'mean' nor 'max'"):
         step.run(None, head_reduce="median")
+    with pytest.raises(CudaArgumentError, match=r"17 is outside 1\.\.16"):
+        step._replace(max_window=17).run(None, head_reduce="max")

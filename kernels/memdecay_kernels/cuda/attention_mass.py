@@ -19,8 +19,8 @@ from memdecay_kernels.cuda.launcher import Grid, Launcher
 
 MAX_LAYERS = 64
 """Layers of one call."""
-MAX_WINDOW = 16
-"""Newest queries of a request that can be measured."""
+MAX_WINDOW = {"mean": 512, "max": 16}
+"""Newest queries of a request that can be measured, by ``head_reduce``."""
 _TILE_ROWS, _TILE_TOKENS, _WARPS, _WARP_LANES, _SPLIT_TOKENS = 16, 32, 4, 32, 256
 _STATISTICS_FLOATS = 2
 _SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -38,8 +38,8 @@ class _Parameters(ctypes.Structure):
             "query_token_stride", "query_head_stride", "key_block_stride", "key_token_stride", "key_head_stride",
             "table_stride", "out_stride")),
         *((name, ctypes.c_int32) for name in (
-            "layers", "kv_heads", "group", "head_dim", "page_size", "table_columns", "max_context", "splits",
-            "row_tiles", "layer_warps", "accumulate", "reduce_max")),
+            "layers", "kv_heads", "group", "head_dim", "page_size", "table_columns", "max_context", "max_window",
+            "splits", "row_tiles", "layer_warps", "accumulate", "reduce_max")),
         ("scale_log2", ctypes.c_float), ("weight", ctypes.c_float),
     )  # fmt: skip
 
@@ -72,11 +72,12 @@ def attention_mass(
         block_table: int32 ``[R, P]``: page ids of the retained pages in order; entries behind a row's end are not read.
         context_lens: int32 ``[R]``: retained tokens, the new ones included; 0 for an empty request.
         query_ends: int32 ``[R]``: one past the request's last row in ``T``.
-        windows: int32 ``[R]``: newest queries to measure, at most ``max_window``.
+        windows: int32 ``[R]``: newest queries to measure; a number above ``max_window`` counts as that.
         out: float32 ``[R, max_context]``, written in place; columns behind a request's length become 0, or stay as
             they are with ``accumulate``.
         scale: the softmax scale.
-        max_window: upper bound of ``windows``, at most 16; the cost follows ``windows``, the scratch memory this.
+        max_window: upper bound of ``windows``, itself within `MAX_WINDOW`; the cost follows ``windows``, the scratch
+            memory this.
         launcher: the device.
         head_reduce: mean or maximum over query heads, in each layer.
         layer_weight: weight of each layer, for instance 1 / layers.
@@ -89,10 +90,11 @@ def attention_mass(
     num_requests, max_context = _check(queries, key_caches, block_table, (context_lens, query_ends, windows), out)
     num_heads, head_dim = query.shape[1:]
     page_size, kv_heads = keys.shape[1:3]
-    if not 1 <= max_window <= MAX_WINDOW:
-        raise refuse("max_window", f"{max_window} is outside 1..{MAX_WINDOW}", "Measure fewer queries at once.")
-    if head_reduce not in ("mean", "max"):
+    if head_reduce not in MAX_WINDOW:
         raise refuse("head_reduce", f"{head_reduce!r} is neither 'mean' nor 'max'", "Choose one of them.")
+    if not 1 <= max_window <= MAX_WINDOW[head_reduce]:
+        where = f"max_window with '{head_reduce}'"
+        raise refuse(where, f"{max_window} is outside 1..{MAX_WINDOW[head_reduce]}", "Measure fewer queries at once.")
     if not (num_requests and max_context and keys.shape[0]):
         return
     group, layers = num_heads // kv_heads, len(queries)
@@ -108,9 +110,9 @@ def attention_mass(
         query_token_stride=query.stride(0), query_head_stride=query.stride(1), key_block_stride=keys.stride(0),
         key_token_stride=keys.stride(1), key_head_stride=keys.stride(2), table_stride=block_table.stride(0),
         out_stride=out.stride(0), layers=layers, kv_heads=kv_heads, group=group, head_dim=head_dim,
-        page_size=page_size, table_columns=block_table.shape[1], max_context=max_context, splits=splits,
-        row_tiles=row_tiles, layer_warps=layer_warps, accumulate=accumulate, reduce_max=head_reduce == "max",
-        scale_log2=scale * math.log2(math.e), weight=layer_weight,
+        page_size=page_size, table_columns=block_table.shape[1], max_context=max_context, max_window=max_window,
+        splits=splits, row_tiles=row_tiles, layer_warps=layer_warps, accumulate=accumulate,
+        reduce_max=head_reduce == "max", scale_log2=scale * math.log2(math.e), weight=layer_weight,
     )  # fmt: skip
     for layer, (layer_query, layer_keys) in enumerate(zip(queries, key_caches, strict=True)):
         parameters.query[layer] = layer_query.data_ptr()

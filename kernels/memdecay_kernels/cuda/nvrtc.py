@@ -96,7 +96,7 @@ def _load() -> ctypes.CDLL:
     raise CudaBuildError(
         "NVRTC",
         f"none of {', '.join(_SONAMES)} was found",
-        "Install it with: pip install 'nvidia-cuda-nvrtc-cu12==12.9.*'.",
+        "Install it with: pip install 'nvidia-cuda-nvrtc-cu12==12.9.86'.",
     )
 
 

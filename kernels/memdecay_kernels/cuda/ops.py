@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from memdecay_kernels.cuda import attention_mass as mass_on_device
 from memdecay_kernels.cuda import page_scores as scores_on_device
 from memdecay_kernels.cuda import page_tables as tables_on_device
 from memdecay_kernels.cuda.cuda_launcher import launcher_for
+from memdecay_kernels.cuda.mass_call import DeviceMassCall
 from memdecay_kernels.layouts import KeyLayout
+from memdecay_kernels.native.mass_call import MassRows
 from memdecay_kernels.terms import ObserveRule, ScoreTerms, TokenColumns
 
 
@@ -28,15 +29,27 @@ def attention_mass(
     out: torch.Tensor,
     accumulate: bool,
 ) -> bool:
-    """See `memdecay_kernels.attention_mass`; False: a packed layout, or types that differ."""
-    if layout is not None or query.dtype is not key_cache.dtype:
-        return False
-    mass_on_device.attention_mass(
-        [query], [key_cache.transpose(1, 2)], block_table, context_lens, query_ends, windows, out, scale=scale,
-        max_window=mass_on_device.MAX_WINDOW, launcher=launcher_for(query.device), head_reduce=head_reduce,
-        accumulate=accumulate,
-    )  # fmt: skip
-    return True
+    """See `memdecay_kernels.attention_mass`; False where `mass_call` gives None."""
+    rows = MassRows(block_table, context_lens, query_ends, windows)
+    call = mass_call(rows, query, key_cache, layout, scale, head_reduce, out, accumulate)
+    if call is not None:
+        call.run(query, key_cache)
+    return call is not None
+
+
+def mass_call(
+    rows: MassRows,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    layout: KeyLayout | None,
+    scale: float,
+    head_reduce: str,
+    out: torch.Tensor,
+    accumulate: bool,
+) -> DeviceMassCall | None:
+    """A call that layers of one shape share; None: a packed layout, types that differ, or too many queries at once."""
+    call = DeviceMassCall(rows, query, key_cache, layout, scale, head_reduce, out, accumulate)
+    return call if call.possible else None
 
 
 def observe_tokens(

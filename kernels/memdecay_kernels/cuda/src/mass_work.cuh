@@ -11,7 +11,6 @@ namespace memdecay {
 constexpr int kMassWarps = 4;
 constexpr int kSplitTokens = 256;
 constexpr int kMaxLayers = 64;
-constexpr int kMaxWindow = kTileRows;
 
 struct RowStatistics {
     float maximum;  // of the logits, in units of log 2
@@ -31,7 +30,7 @@ struct MassParameters {
     i64 query_token_stride, query_head_stride;                 // elements
     i64 key_block_stride, key_token_stride, key_head_stride;   // elements
     i64 table_stride, out_stride;                              // elements
-    int layers, kv_heads, group, head_dim, page_size, table_columns, max_context;
+    int layers, kv_heads, group, head_dim, page_size, table_columns, max_context, max_window;
     int splits, row_tiles, layer_warps;  // layer_warps: warps that share a tile's layers, a divisor of 4
     int accumulate, reduce_max;
     float scale_log2;  // softmax scale / log 2
@@ -53,7 +52,7 @@ MD_DEVICE MassRequest mass_request(const MassParameters& p, int request) {
     tokens = tokens < room ? tokens : room;
     tokens = tokens < p.max_context ? tokens : p.max_context;
     int window = p.windows[request];
-    window = window < kMaxWindow ? window : kMaxWindow;
+    window = window < p.max_window ? window : p.max_window;
     if (tokens <= 0 || window <= 0) return MassRequest{0, 0, 0};
     const int packed = (p.group * window + kTileRows - 1) / kTileRows;
     const int used = p.reduce_max ? p.group : packed;
