@@ -140,6 +140,12 @@ def test_a_driver_that_does_not_start_is_refused():
         Driver(DriverLibrary(failing="cuInit"))
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_device_that_is_none_or_not_named_is_refused(device):
+    with pytest.raises(CudaArgumentError, match="it names no single CUDA device"):
+        CudaLauncher(torch.device(device), Driver(DriverLibrary()))
+
+
 def test_an_old_device_is_refused():
     with pytest.raises(CudaUnavailableError, match=r"compute capability is 7\.5, and the kernels need 8\.0"):
         CudaLauncher(DEVICE, Driver(DriverLibrary((7, 5))))

@@ -54,16 +54,20 @@ class CudaLauncher:
         driver: by default the machine's.
 
     Raises:
+        CudaArgumentError: a device without an index, or of another type.
         CudaUnavailableError: no driver, or a device older than compute capability 8.0.
         CudaBuildError: no compiled code fits, and NVRTC cannot make it.
         CudaDriverError: the code cannot be loaded.
     """
 
     def __init__(self, device: torch.device, driver: Driver | None = None) -> None:
+        if device.type != "cuda" or device.index is None:
+            raise CudaArgumentError(
+                f"device '{device}'", "it names no single CUDA device", "Pass 'cuda:0' or the like."
+            )
         self.device = device
         self._driver = driver if driver is not None else Driver()
-        ordinal = device.index or 0
-        self.capability = self._driver.capability(ordinal)
+        self.capability = self._driver.capability(device.index)
         if self.capability < OLDEST:
             raise CudaUnavailableError(
                 f"device {device}",
@@ -72,7 +76,7 @@ class CudaLauncher:
                 "Use an Ampere device or a newer one.",
             )
         self.target, code, kernels = _code_for(self.capability)
-        self._context = self._driver.primary_context(ordinal)
+        self._context = self._driver.primary_context(device.index)
         with self._driver.current(self._context):
             module = self._driver.load(code)
             self._functions = {kernel: self._driver.function(module, kernel) for kernel in kernels}

@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import struct
 import subprocess
-import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,8 +67,7 @@ def _compile(source: Path, target: Path) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    compiler = (sysconfig.get_config_var("CXX") or "g++").split()[0]
-    done = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(["g++", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the emulator does not compile:\n{done.stderr}")
 
