@@ -7,13 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from memdecay_kernels.cuda.roofline import BATCHES, H200, QWEN25_3B, SAMPLINGS, mass_seconds, step_share, table
+from memdecay_kernels.cuda.roofline import (
+    BATCHES,
+    H200,
+    QWEN25_3B,
+    SAMPLINGS,
+    mass_seconds,
+    rank_seconds,
+    rank_sentence,
+    step_share,
+    table,
+)
 
 README = Path(__file__).parents[2] / "kernels" / "README.md"
 
 
 def test_the_readme_shows_what_is_computed():
-    assert table() in README.read_text(), "paste the output of: python -m memdecay_kernels.cuda.roofline"
+    readme = README.read_text()
+    assert table() in readme
+    assert rank_sentence() in " ".join(readme.split()), "paste the output of: python -m memdecay_kernels.cuda.roofline"
 
 
 def test_keys_that_stay_in_the_cache_are_read_from_memory_once():
@@ -30,6 +42,11 @@ def test_keys_that_stay_in_the_cache_are_read_from_memory_once():
 def test_fewer_layers_and_longer_strides_cost_less(batch):
     shares = [step_share(H200, QWEN25_3B, sampling, *batch) for sampling in SAMPLINGS]
     assert shares == sorted(shares, reverse=True)
+
+
+def test_ranking_by_counting_grows_with_the_square():
+    no_launch = replace(H200, launch_seconds=0.0)
+    assert rank_seconds(no_launch, 2000, 2) == pytest.approx(8 * rank_seconds(no_launch, 1000, 1))
 
 
 def test_a_faster_memory_makes_both_faster():

@@ -11,7 +11,7 @@ from memdecay_kernels.cuda._checks import INT32_MAX, check_tensor, refuse
 from memdecay_kernels.cuda.launcher import Grid, Launcher
 from memdecay_kernels.terms import ObserveRule, ScoreTerms, TokenColumns
 
-_OBSERVE_THREADS, _RANK_THREADS, _SCORE_THREADS, _SELECT_THREADS, _WARP_LANES = 128, 256, 128, 128, 32
+_OBSERVE_THREADS, _RANK_THREADS, _SCORE_THREADS, _SELECT_THREADS, _WARP_LANES = 128, 128, 128, 128, 32
 _REFRESH = {"never": 0, "raw_mass": 1, "relative_mass": 2}
 _PARTS = 3
 _COLUMN_DTYPES = TokenColumns(

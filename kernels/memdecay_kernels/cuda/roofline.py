@@ -24,6 +24,8 @@ class Device:
     """Of the multiprocessors' own caches: each 128 bytes a clock."""
     exponentials_per_second: float
     """Multiprocessors x 16 x clock."""
+    instructions_per_second: float
+    """Of whole warps: multiprocessors x 4 x clock."""
     launch_seconds: float
     """Of one kernel inside a CUDA graph (assumed)."""
 
@@ -60,7 +62,7 @@ class Sampling:
     window: int
 
 
-H200 = Device("H200", 4.8e12, 0.75 * 50e6, 132 * 128 * 1.755e9, 132 * 16 * 1.755e9, 2.5e-6)
+H200 = Device("H200", 4.8e12, 0.75 * 50e6, 132 * 128 * 1.755e9, 132 * 16 * 1.755e9, 132 * 4 * 1.755e9, 2.5e-6)
 QWEN25_3B = Model("Qwen2.5-3B", 3.09e9, 36, 16, 2, 128)
 SAMPLINGS = (
     Sampling("all 36 layers, every step, W=1", 36, 1, 1),
@@ -70,6 +72,8 @@ SAMPLINGS = (
 BATCHES = ((1, 8192), (1, 32768), (32, 8192), (32, 32768))
 _TILE_ROWS = 16
 _LAUNCHES = 3
+_WARP_LANES = 32
+_INSTRUCTIONS_OF_A_COMPARISON = 5  # a load shared by a warp, two comparisons, two additions
 
 
 def mass_seconds(device: Device, model: Model, sampling: Sampling, requests: int, context_tokens: int) -> float:
@@ -91,6 +95,12 @@ def step_share(device: Device, model: Model, sampling: Sampling, requests: int, 
     return measured / model.step_seconds(device, requests, context_tokens)
 
 
+def rank_seconds(device: Device, tokens: int, columns: int) -> float:
+    """Lower bound of ranking tokens by counting: every value against every other."""
+    warps = columns * tokens**2 / _WARP_LANES
+    return warps * _INSTRUCTIONS_OF_A_COMPARISON / device.instructions_per_second + device.launch_seconds
+
+
 def table(device: Device = H200, model: Model = QWEN25_3B) -> str:
     """The bounds as a Markdown table."""
     lines = [
@@ -110,5 +120,11 @@ def table(device: Device = H200, model: Model = QWEN25_3B) -> str:
     return "\n".join(lines)
 
 
+def rank_sentence(device: Device = H200) -> str:
+    """The bound of both rankings of the default policy, as a sentence."""
+    times = [f"{rank_seconds(device, tokens, 2) * 1e6:.0f} us for {tokens // 1024}k tokens" for tokens in (8192, 32768)]
+    return f"Two rankings take at least {' and '.join(times)} on an {device.name} (computed)."
+
+
 if __name__ == "__main__":
-    print(table())
+    print(table(), rank_sentence(), sep="\n\n")

@@ -9,7 +9,7 @@
 
 namespace memdecay {
 
-constexpr int kRankThreads = 256;
+constexpr int kRankThreads = 128;
 constexpr int kScoreThreads = 128;
 constexpr int kSupersededFlag = 2;
 constexpr int kRankedColumns = 2;  // attention, salience
@@ -47,27 +47,40 @@ MD_DEVICE float ranked_value(const ScoreParameters& p, int column, int at) {
     return column_value(p, column, p.pages[at / p.page_size] * p.page_size + at % p.page_size);
 }
 
+template <typename Value>
+MD_DEVICE Value warp_sum(Value value) {
+    for (int bit = kWarpLanes / 2; bit > 0; bit /= 2) value += exchange_xor(value, bit);
+    return value;
+}
+
 MD_KERNEL(kRankThreads) rank_tokens(MD_PARAMETERS(ScoreParameters) p) {
     MD_SHARED(float, others, kRankThreads);
+    MD_SHARED(int, warp_ranked, kRankThreads / kWarpLanes);
     const int column = p.attention_ranks && block_y() == 0 ? 0 : 1;
     const int tokens = p.page_count * p.page_size;
     const int at = block_x() * kRankThreads + thread_index();
     const float mine = ranked_value(p, column, at);
-    int smaller = 0, equal = 0, ranked = 0;
+    int smaller = 0, equal = 0, seen = 0;
 #pragma unroll 1
     for (int first = 0; first < tokens; first += kRankThreads) {
+        const float value = ranked_value(p, column, first + thread_index());
+        seen += value == value;
         block_barrier();  // everyone has read the tile before
-        others[thread_index()] = ranked_value(p, column, first + thread_index());
+        others[thread_index()] = value;
         block_barrier();
 #pragma unroll 8
         for (int i = 0; i < kRankThreads; ++i) {
             const float other = others[i];
             smaller += other < mine;
             equal += other == mine;
-            ranked += other == other;
         }
     }
+    seen = warp_sum(seen);
+    if (lane_index() == 0) warp_ranked[warp_index()] = seen;
+    block_barrier();
     if (at >= tokens) return;
+    int ranked = 0;
+    for (int warp = 0; warp < kRankThreads / kWarpLanes; ++warp) ranked += warp_ranked[warp];
     const float rank = 0.5f * (float)(2 * smaller + equal - 1);
     const float unit = ranked > 1 ? rank / (float)(ranked - 1) : 0.5f;
     p.ranks[(i64)column * tokens + at] = mine == mine ? unit : 0.0f;
@@ -81,11 +94,6 @@ MD_DEVICE float token_structure(const ScoreParameters& p, i64 token) {
     const float decay = p.power_law ? power_law_decay(p.decay[region], age) : exponential_decay(p.decay[region], age);
     const float factor = p.flags[token] & kSupersededFlag ? p.superseded_factor : 1.0f;
     return p.base_priority[region] * factor * decay;
-}
-
-MD_DEVICE float warp_sum(float value) {
-    for (int bit = kWarpLanes / 2; bit > 0; bit /= 2) value += exchange_xor(value, bit);
-    return value;
 }
 
 MD_KERNEL(kScoreThreads) score_parts(MD_PARAMETERS(ScoreParameters) p) {
