@@ -45,7 +45,7 @@ class MassPlan:
         self.layers = 0
         """How many layers are in the sum."""
         check_rows(*self.rows, page_size_tokens=page_size_tokens, query_tokens=query_tokens, columns=longest)
-        self._call: MassCall | None = None
+        self.native_call: MassCall | None = None
 
     def add_layer(self, query: torch.Tensor, key_cache: torch.Tensor, layout: KeyLayout | None, scale: float) -> None:
         """Add one layer's mass.
@@ -61,10 +61,10 @@ class MassPlan:
         """
         if self.mass.device != query.device:
             self.mass = self.mass.to(query.device)
-        if self._call is None or not self._call.fits(query, key_cache, layout, scale):
-            self._call = self._native_call(query, key_cache, layout, scale)
-        if self._call is not None:
-            self._call.run(query, key_cache)
+        if self.native_call is None or not self.native_call.fits(query, key_cache, layout, scale):
+            self.native_call = self._new_call(query, key_cache, layout, scale)
+        if self.native_call is not None:
+            self.native_call.run(query, key_cache)
         else:
             table, lengths, ends, windows = self.rows
             attention_mass(
@@ -73,7 +73,7 @@ class MassPlan:
             )  # fmt: skip
         self.layers += 1
 
-    def _native_call(
+    def _new_call(
         self, query: torch.Tensor, key_cache: torch.Tensor, layout: KeyLayout | None, scale: float
     ) -> MassCall | None:
         check_shapes(query, key_cache, layout, self.head_reduce, self.mass)

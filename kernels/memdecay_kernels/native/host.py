@@ -30,7 +30,7 @@ Terms = ScoreTerms[npt.NDArray[np.float32]]
 def pointer(array: npt.NDArray[Any]) -> int:
     """Address of an array's first element."""
     try:  # several times faster than the array's own interface
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # a read-only or an empty array
         address: int = array.__array_interface__["data"][0]
         return address

@@ -106,6 +106,15 @@ class MassCall:
         self._record.keys = key_cache.data_ptr()
         self._library.call("attention_mass", self._record)
 
+    def read_keys(self, key_cache: torch.Tensor) -> None:
+        """Read the same keys and do nothing else: what a benchmark takes as the machine's speed.
+
+        Args:
+            key_cache: of the shape and strides that the record was filled for.
+        """
+        self._record.keys = key_cache.data_ptr()
+        self._library.call("read_keys", self._record)
+
 
 def _shape(query: torch.Tensor, keys: torch.Tensor, layout: KeyLayout | None, scale: float) -> tuple[object, ...]:
     return query.shape, query.stride(), query.dtype, keys.shape, keys.stride(), keys.dtype, id(layout), scale
