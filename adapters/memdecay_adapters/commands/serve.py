@@ -13,7 +13,9 @@ from memdecay_agents.errors import ConfigError
 
 
 def serve(
-    model: Annotated[str | None, typer.Argument(help="Hugging Face id or folder; none: the small default model.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Hugging Face id or folder; none: the small default model.")
+    ] = None,
     flags: Annotated[list[str] | None, typer.Argument(help="After --: further flags of vllm serve.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
@@ -27,12 +29,14 @@ def serve(
     session_idle_seconds: Annotated[float, typer.Option(help="Give up a session that is idle for longer.")] = 900.0,
     check_integrity: Annotated[bool, typer.Option(help="Check the pool and every row at each step.")] = False,
 ) -> None:
-    """Serve a model to OpenAI clients and to ChatMemDecayRemote: memdecay serve MODEL --budget 4096 -- --max-model-len 8192."""
+    """Serve a model over HTTP, with sessions: memdecay serve MODEL --budget 4096 -- --max-model-len 8192."""
     from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
     from memdecay_adapters.server.launch import serve as run
     from memdecay_adapters.server.launch import server_arguments
 
     given = list(flags or ())
+    if model is not None and model.startswith("-"):  # `memdecay serve -- --flag`: no model was named
+        given, model = [model, *given], None
     if not any(flag.split("=")[0].replace("_", "-") == "--served-model-name" for flag in given):
         given += ["--served-model-name", model or DEFAULT_MODEL_NAME]
     command = server_arguments(

@@ -8,8 +8,8 @@ from importlib import metadata
 from typing import Any
 
 from memdecay_adapters.engine.arguments import DEFAULTS
-from memdecay_adapters.engine.platform_parts import usable_parts
 from memdecay_adapters.engine.plain_vllm import command_line_flags, vllm_arguments
+from memdecay_adapters.engine.platform_parts import usable_parts
 from memdecay_adapters.engine.versions import require_supported_vllm
 from memdecay_adapters.server.endpoint import PLUGIN
 from memdecay_agents.config import MemDecayConfig
@@ -43,7 +43,9 @@ def server_arguments(
         if flag in given:
             raise ConfigError(
                 where=f"flag {flag} after --",
-                rule="`memdecay serve` sets it itself" if flag in _OURS else "there is one server process and one engine",
+                rule="`memdecay serve` sets it itself"
+                if flag in _OURS
+                else "there is one server process and one engine",
                 remedy="Use the options of `memdecay serve`, before the --." if flag in _OURS else "Leave it out.",
             )
     if "--dtype" in given:

@@ -41,7 +41,8 @@ class ServerLimits:
         for position, token_id in enumerate(token_ids):
             if type(token_id) is not int or not 0 <= token_id < self.vocabulary:
                 raise _bad_ids(
-                    f"{where}[{position}]", f"should be an integer from 0 to {self.vocabulary - 1} (got {token_id!r:.40})"
+                    f"{where}[{position}]",
+                    f"should be an integer from 0 to {self.vocabulary - 1} (got {token_id!r:.40})",
                 )
         return list(token_ids)
 

@@ -84,7 +84,9 @@ async def _whole_body(receive: Receive) -> bytes | None:
 
 
 def _with_length(scope: Scope, length: int) -> Scope:
-    headers = [(name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")]
+    headers = [
+        (name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")
+    ]
     return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
 
 

@@ -48,7 +48,9 @@ def error_of(body: object, where: str, status: int | None = None) -> MemDecayErr
     message = told.get("message") if isinstance(told, Mapping) else told
     said = f": {message}" if message else ""
     if status in (401, 403):
-        return RemoteError(where=where, rule=f"it refuses the API key{said}", remedy="Give a key that it knows: api_key=.")
+        return RemoteError(
+            where=where, rule=f"it refuses the API key{said}", remedy="Give a key that it knows: api_key=."
+        )
     how = f"answered with HTTP {status}" if status is not None else "broke off"
     return RemoteError(where=where, rule=f"it {how}{said}", remedy="Look into the server's log.")
 

@@ -70,7 +70,9 @@ def _check_transfer(
     given = transfer.get("prompt_token_ids")
     if path == COMPLETIONS:
         if given is not None:
-            raise _error(f"{_TRANSFER}.prompt_token_ids", f"{COMPLETIONS} has a field for it", 'Send the ids as "prompt".')
+            raise _error(
+                f"{_TRANSFER}.prompt_token_ids", f"{COMPLETIONS} has a field for it", 'Send the ids as "prompt".'
+            )
         token_ids = _completion_ids(body.get("prompt"), limits)
     else:
         where = f"{_TRANSFER}.prompt_token_ids"

@@ -126,7 +126,9 @@ def read_logprobs(rows: Sequence[Sequence[Sequence[Any]]] | None) -> tuple[dict[
     """The ``logprobs`` of a `chunk_event`, by token id."""
     if rows is None:
         return None
-    return tuple({int(number): RemoteLogprob(float(value), rank, text) for number, value, rank, text in row} for row in rows)
+    return tuple(
+        {int(number): RemoteLogprob(float(value), rank, text) for number, value, rank, text in row} for row in rows
+    )
 
 
 def _error(where: str, rule: str) -> PayloadError:
