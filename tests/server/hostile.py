@@ -113,9 +113,10 @@ def mutate(random_: random.Random, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_a_tenant(random_: random.Random, body: dict[str, Any]) -> None:
-    holder = body.get("hints") or (body.get("kv_transfer_params") or {}).get("memdecay")
-    if isinstance(holder, dict):
-        holder["tenant"] = random_.choice(TENANTS)
+    transfer = body.get("kv_transfer_params")
+    for holder in (body.get("hints"), transfer.get("memdecay") if isinstance(transfer, dict) else None):
+        if isinstance(holder, dict):
+            holder["tenant"] = random_.choice(TENANTS)
 
 
 def written(random_: random.Random, body: Any) -> bytes:
