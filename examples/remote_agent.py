@@ -44,13 +44,10 @@ async def main() -> None:
     state = await build().ainvoke({"messages": [HumanMessage(question)]}, {"configurable": {"thread_id": "example"}})
     for message in state["messages"][1:]:
         kept = message.response_metadata["memdecay"]
-        print(
-            f"{kept['agent']}: held {kept['pages_held']} of {kept['pages_total']} pages, freed {kept['freed_by_region']}"
-        )
-    for session in llm.get_engine().sessions():
-        print(
-            f"on the server: thread {session.session}, agent {session.agent}, {session.pages_held} pages, {session.state}"
-        )
+        print(f"{kept['agent']}: held {kept['pages_held']} of {kept['pages_total']} pages")
+        print(f"  freed by region: {kept['freed_by_region']}")
+    for held in llm.get_engine().sessions():
+        print(f"on the server: thread {held.session}, agent {held.agent}, {held.pages_held} pages, {held.state}")
     print(f"given back: {llm.release_thread('example')} sessions")
 
 

@@ -59,7 +59,8 @@ def memdecay_serve(
     port = free_port()
     command = [
         sys.executable, "-m", "memdecay_agents", "--debug", "serve", model, "--config", str(folder / "config.json"),
-        "--api-keys", str(folder / "keys"), "--dtype", "float32", "--port", str(port), "--check-integrity", "--", *flags,
+        "--api-keys", str(folder / "keys"), "--dtype", "float32", "--port", str(port), "--check-integrity", "--",
+        *flags,
     ]  # fmt: skip
     log = folder / "server.log"
     path = entry_points_beside(folder / "entry-points")

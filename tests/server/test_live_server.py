@@ -127,7 +127,8 @@ def conversation(model: Any, way: str) -> list[Any]:
     edited = [*history[:2], AIMessage([{"type": "reasoning", "reasoning": "Hm."}, "Pears."]), HumanMessage("Sure?")]
     answers.append(in_turn(model, way, edited, **call, budget=192, pin=["system"], output_region="plan"))
     stop = answers[0].content[len(answers[0].content) // 2 :][:6]
-    answers.append(in_turn(model, way, edited[:2], stop=[stop], **call))
+    stopping = {**call, "thread_id": f"stop of {way}"}
+    answers.append(in_turn(model, way, edited[:2], stop=[stop], **stopping))
     if way in ("invoke", "astream"):
         tools = model.bind_tools([weigh], tool_choice="any")
         answers.append(in_turn(tools, way, edited[:2], **{**call, "max_tokens": 40}))
@@ -138,8 +139,11 @@ def conversation(model: Any, way: str) -> list[Any]:
 def test_tokens_and_summaries_equal_the_embedded_engines(embedded: Any, alice: RemoteEngine, way: str) -> None:
     here = conversation(ChatMemDecay(engine=embedded), way)
     there = conversation(ChatMemDecayRemote(engine=alice), way)
-    for local, remote in zip(here, there, strict=True):
-        assert comparable(remote) == comparable(local)
+    for number, (local, remote) in enumerate(zip(here, there, strict=True)):
+        one, other = comparable(local), comparable(remote)
+        if number == 4:  # a stop string is found in the front end: the core may have computed a few tokens more
+            assert other["about"].pop("memdecay")["budget_pages"] == one["about"].pop("memdecay")["budget_pages"]
+        assert other == one, number
     kept = [answer.response_metadata["memdecay"] for answer in there]
     assert kept[0]["evictions"] > 0, "the budget binds"
     assert all(one["continued_tokens"] > 400 for one in kept[1:3]), "a turn computes what is new"
@@ -225,7 +229,7 @@ def test_an_openai_client_uses_the_server_untouched(url: str) -> None:
         assert kept.kv_transfer_params["memdecay"]["evictions"] > 8
         assert len(RemoteSessions(url).names()) == before + 1, "stateless, unless asked"
         for stream in (False, True):
-            with pytest.raises(openai.BadRequestError, match="hints.budget_tokens"):
+            with pytest.raises(openai.BadRequestError, match=r"hints\.budget_tokens"):
                 client.chat.completions.create(
                     model=model.id, messages=message, stream=stream,
                     extra_body={"kv_transfer_params": {"memdecay": {"budget_tokens": -1}}},
@@ -252,7 +256,7 @@ def test_the_example_runs(url: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     lines = done.stdout.splitlines()
     assert lines[0].startswith("plan: held 24 of")
-    assert lines[1].startswith("answer: held 16 of")
+    assert lines[2].startswith("answer: held 16 of")
     assert lines[-1] == "given back: 2 sessions"
 
 
