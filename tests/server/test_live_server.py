@@ -211,7 +211,7 @@ def test_leaving_a_stream_ends_the_request_and_keeps_the_session(alice: RemoteEn
 
 def test_an_openai_client_uses_the_server_untouched(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key=ALICE, max_retries=0) as client:
-        (model,) = client.models.list().data
+        (model,), before = client.models.list().data, len(RemoteSessions(url).names())
         message: Any = [{"role": "user", "content": "Hello"}]
         whole = client.chat.completions.create(model=model.id, messages=message, max_tokens=5, temperature=0)
         pieces = client.chat.completions.create(
@@ -219,8 +219,9 @@ def test_an_openai_client_uses_the_server_untouched(url: str) -> None:
         )
         text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
         assert text == whole.choices[0].message.content
+        client.chat.completions.create(model=model.id, messages=message, max_tokens=2, extra_body={"session_id": "s"})
         assert client.completions.create(model=model.id, prompt="Hello", max_tokens=3, n=2).usage
-        before = len(RemoteSessions(url).names())
+        assert len(RemoteSessions(url).names()) == before, "vLLM's own session_id keeps nothing"
         kept = client.chat.completions.create(
             model=model.id, messages=[{"role": "user", "content": "Hello " * 300}], max_tokens=5,
             extra_body={"kv_transfer_params": {"memdecay": {"session": "plain client", "budget_tokens": 128}}},

@@ -122,7 +122,9 @@ def test_what_vllm_refuses_is_a_400_and_what_breaks_later_an_event(client: httpx
     answer = client.post(GENERATE, json=CALL)
     assert answer.status_code == 400
     assert "no such grammar" in answer.json()["error"]["message"]
-    backend.fault, backend.fault_late = EngineError(where="engine", rule="it failed", remedy="Look."), True
+    backend.fault = EngineError(where="engine", rule="it failed", remedy="Look.")
+    assert client.post(GENERATE, json=CALL).status_code == 500, "not the client's fault"
+    backend.fault_late = True
     told = events(client.post(GENERATE, json=CALL))
     assert told[0]["text"] == "Hello"
     assert told[-1]["error"]["memdecay"]["code"] == "engine"

@@ -44,10 +44,9 @@ def list_sessions(controller: EvictionController, tenant: str) -> list[dict[str,
 def _describe(
     home: SessionId, state: SessionState, held_pages: Sequence[int], idle_seconds: float | None
 ) -> dict[str, Any]:
-    tokens = state.tokens
-    total_pages = -(-tokens.computed_tokens // state.config.page_size_tokens)
-    view = build_page_view(tokens, np.arange(total_pages), tokens.computed_tokens, state.config)
-    regions = Counter(tokens.table.names[int(view.page_region[page])] for page in held_pages if page < total_pages)
+    tokens, held = state.tokens, np.asarray(held_pages, dtype=np.int64)
+    view = build_page_view(tokens, held, tokens.computed_tokens, state.config)
+    regions = Counter(tokens.table.names[index] for index in view.page_region.tolist())
     return {
         "session": home.hint_session,
         "agent": home.agent_path,

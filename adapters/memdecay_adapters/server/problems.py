@@ -7,7 +7,7 @@ from typing import Any
 
 from memdecay_agents.errors import MemDecayError, RemoteError
 
-BAD_REQUEST, FORBIDDEN, TOO_LARGE = 400, 403, 413
+BAD_REQUEST, FORBIDDEN, TOO_LARGE, FAULT = 400, 403, 413, 500
 
 _TYPES = {BAD_REQUEST: "BadRequestError", FORBIDDEN: "PermissionDeniedError", TOO_LARGE: "RequestTooLargeError"}
 

@@ -15,7 +15,7 @@ from memdecay_adapters.engine.core_methods import TAKE_SUMMARY
 from memdecay_adapters.server.backend import Backend, FinalOutput
 from memdecay_adapters.server.gate import CheckedCall, check_call
 from memdecay_adapters.server.middleware import TENANT
-from memdecay_adapters.server.problems import BAD_REQUEST, problem_body
+from memdecay_adapters.server.problems import BAD_REQUEST, FAULT, problem_body
 from memdecay_adapters.server.tenants import OPEN_TENANT
 from memdecay_adapters.server.wire import chunk_event
 from memdecay_agents.errors import EngineError, MemDecayError, PayloadError
@@ -60,10 +60,15 @@ class Routes:
         engine = self._engine()
         try:
             call = check_call(await request.body(), request.scope[TENANT], engine.limits)
-            turn = Turn(engine, call)
-            first = await _unless_left(request, turn.first())
         except MemDecayError as error:
             return _problem(error)
+        turn = Turn(engine, call)
+        try:
+            first = await _unless_left(request, turn.first())
+        except PayloadError as error:
+            return _problem(error)
+        except EngineError as error:
+            return _problem(error, FAULT)
         if first is None:
             await turn.close()
             return Response(status_code=499)
@@ -114,7 +119,7 @@ class Turn:
                 output = await anext(self._outputs)
         except (MemDecayError, StopAsyncIteration) as error:
             told = error if isinstance(error, MemDecayError) else _broke_off()
-            yield _event(problem_body(told, 500))
+            yield _event(problem_body(told, FAULT))
         finally:
             await self._outputs.aclose()
 
@@ -154,5 +159,5 @@ def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=True).encode() + b"\n\n"
 
 
-def _problem(error: MemDecayError) -> Response:
-    return JSONResponse(problem_body(error, BAD_REQUEST), BAD_REQUEST)
+def _problem(error: MemDecayError, status: int = BAD_REQUEST) -> Response:
+    return JSONResponse(problem_body(error, status), status)
