@@ -146,7 +146,8 @@ def test_tokens_and_summaries_equal_the_embedded_engines(embedded: Any, alice: R
         assert other == one, number
     kept = [answer.response_metadata["memdecay"] for answer in there]
     assert kept[0]["evictions"] > 0, "the budget binds"
-    assert all(one["continued_tokens"] > 400 for one in kept[1:3]), "a turn computes what is new"
+    asked = there[0].usage_metadata["input_tokens"]
+    assert all(one["continued_tokens"] >= asked - 1 for one in kept[1:3]), "a turn computes what is new"
     assert kept[3]["divergent_region"] is not None
     assert kept[3]["budget_pages"] == 12
     assert there[4].response_metadata["finish_reason"] == "stop"
