@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from memdecay_adapters.commands.serve import serve as serve_command
+from memdecay_adapters.engine.plain_vllm import command_line_flags
 from memdecay_adapters.server import launch
 from memdecay_adapters.server.launch import ENDPOINT_GROUP, serve_environment, server_arguments
 from memdecay_agents import MemDecayConfig
@@ -60,7 +61,11 @@ def test_the_users_flags_go_over_our_defaults_and_under_our_parts() -> None:
     assert "--enforce-eager" not in command
     assert command[command.index("--block-size") + 1] == "16"
     assert "memdecay_adapters.engine.worker.MemDecayCPUWorker" in command
-    assert "--enforce-eager" in server_arguments("m", CONFIG, [])
+    plain = server_arguments("m", CONFIG, [])
+    assert "--enforce-eager" in plain
+    assert "--disable-log-stats" not in plain
+    assert "True" not in plain
+    assert command_line_flags({"a_b": True, "c_d": False, "e": {"f": 1}}) == ["--a-b", "--no-c-d", "--e", '{"f":1}']
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ _PLUGIN_GROUPS = (
     "vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_plugins", "vllm.stat_logger_plugins",
 )  # fmt: skip
 _OURS = ("--worker-cls", "--kv-transfer-config", "--block-size", "--additional-config", "--api-key", "--host", "--port")
+_EMBEDDED_ONLY = ("use_tqdm_on_load", "disable_log_stats")
+"""Defaults of the embedded engine that would take from a server what its operator looks at."""
 _REPLICAS = ("--api-server-count", "-asc", "--data-parallel-size", "-dp", "--headless", "--grpc", "--uds")
 
 
@@ -53,19 +55,18 @@ def server_arguments(
             where="flag --dtype after --", rule="the page size depends on it", remedy="Give --dtype before the --."
         )
     platform = usable_parts(allow_untested_gpu=bool(settings.get("allow_untested_gpu"))).defaults
-    command = [model, "--dtype", dtype]
-    for name, value in {**DEFAULTS, **platform}.items():
-        flag = f"--{name.replace('_', '-')}"
-        if name in ("use_tqdm_on_load", "disable_log_stats") or flag in given or f"--no-{flag[2:]}" in given:
-            continue
-        if value is True:
-            command.append(flag)
-        elif value is not None and value is not False:
-            command += [flag, str(value)]
+    defaults = {
+        name: value
+        for name, value in {**DEFAULTS, **platform}.items()
+        if value is not None and name not in _EMBEDDED_ONLY and not given & _spellings(name)
+    }
     ours = vllm_arguments(config, dtype=dtype, **settings)
-    switches = [_switch(name, value) for name, value in ours.items() if isinstance(value, bool)]
-    rest = {name: value for name, value in ours.items() if not isinstance(value, bool)}
-    return [*command, *command_line_flags(rest), *switches, *flags]
+    return [model, "--dtype", dtype, *command_line_flags(defaults), *command_line_flags(ours), *flags]
+
+
+def _spellings(name: str) -> set[str]:
+    flag = name.replace("_", "-")
+    return {f"--{flag}", f"--no-{flag}"}
 
 
 def serve_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -127,7 +128,3 @@ def _vllm_server(command: Sequence[str]) -> tuple[Callable[[Any], None], Any]:
     except (TypeError, ValueError) as error:
         raise ConfigError(where="flags after --", rule=str(error), remedy="Correct them.") from error
     return lambda parsed: uvloop.run(run_server(parsed)), args
-
-
-def _switch(name: str, value: bool) -> str:
-    return f"--{'' if value else 'no-'}{name.replace('_', '-')}"
