@@ -126,9 +126,8 @@ def conversation(model: Any, way: str) -> list[Any]:
         answers.append(in_turn(model, way, history, **call))
     edited = [*history[:2], AIMessage([{"type": "reasoning", "reasoning": "Hm."}, "Pears."]), HumanMessage("Sure?")]
     answers.append(in_turn(model, way, edited, **call, budget=192, pin=["system"], output_region="plan"))
-    stop = answers[0].content[len(answers[0].content) // 2 :][:6]
     stopping = {**call, "thread_id": f"stop of {way}"}
-    answers.append(in_turn(model, way, edited[:2], stop=[stop], **stopping))
+    answers.append(in_turn(model, way, edited[:2], stop=list("aeiou"), **stopping))
     if way in ("invoke", "astream"):
         tools = model.bind_tools([weigh], tool_choice="any")
         answers.append(in_turn(tools, way, edited[:2], **{**call, "max_tokens": 40}))
