@@ -59,6 +59,9 @@ class DeviceMassCall:
             self._launcher = launcher if launcher is not None else launcher_for(query.device)
         self._scale, self._head_reduce, self._out, self._accumulate = scale, head_reduce, out, accumulate
 
+    batches_layers = True
+    """One sequence of launches serves all layers of a step."""
+
     def fits(self, query: torch.Tensor, key_cache: torch.Tensor, layout: KeyLayout | None, scale: float) -> bool:
         """Whether another layer has the same shapes, strides and scale."""
         return self._shape == _shape(query, key_cache, layout, scale)
