@@ -20,7 +20,7 @@ import numpy as np
 from memdecay_agents.arrays import FloatArray, IndexArray
 from memdecay_agents.pages import PageView
 from memdecay_agents.policies.base import Policy, ascending
-from memdecay_agents.policies.paper import base_priority
+from memdecay_agents.policies.paper import base_priority, demotion
 from memdecay_agents.quotas import inside_quota, quota_pages
 from memdecay_agents.ranks import ranks_within
 
@@ -36,7 +36,7 @@ class MemDecayPolicy(Policy):
             decay = 1.0 / (1.0 + age / view.table.half_life_ticks[view.region])
         else:
             decay = np.exp(-view.table.decay_rate_per_tick[view.region] * age)
-        half_alpha = np.float32(self.config.alpha / 2.0)
+        half_alpha = np.float32(self.config.alpha / 2.0) * demotion(view, self.config.superseded_factor)
         return {
             "structure": base_priority(view, self.config.superseded_factor) * decay,
             "attention": half_alpha * ranks_within(view.accumulated_relative, view.evictable),
@@ -44,7 +44,10 @@ class MemDecayPolicy(Policy):
         }
 
     def token_scores(self, view: PageView) -> FloatArray:
-        """Structure + attention + salience, float32 [P, page]; ranks are 0 on pages that are not evictable."""
+        """Structure + attention + salience, float32 [P, page]; ranks are 0 on pages that are not evictable.
+
+        All three are demoted where something newer supersedes a token: what it replaces was often attended to a lot.
+        """
         structure, attention, salience = self._token_parts(view).values()
         return structure + attention + salience
 

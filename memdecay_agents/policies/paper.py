@@ -22,12 +22,15 @@ from memdecay_agents.policies.base import Policy
 from memdecay_agents.spans import SpanFlag
 
 
+def demotion(view: PageView, superseded_factor: float) -> FloatArray:
+    """``superseded_factor`` for the tokens that something newer supersedes, 1 for the others; float32 [P, page]."""
+    superseded = (view.flags & np.int8(SpanFlag.SUPERSEDED)) != 0
+    return np.where(superseded, np.float32(superseded_factor), np.float32(1.0))
+
+
 def base_priority(view: PageView, superseded_factor: float) -> FloatArray:
     """b_r of each token, float32 [P, page], demoted where something newer supersedes it."""
-    priority = view.table.base_priority[view.region]
-    if view.flags.any():
-        superseded = (view.flags & np.int8(SpanFlag.SUPERSEDED)) != 0
-        priority = np.where(superseded, priority * np.float32(superseded_factor), priority)
+    priority: FloatArray = view.table.base_priority[view.region] * demotion(view, superseded_factor)
     return priority
 
 

@@ -140,15 +140,15 @@ def test_the_best_of_each_region_are_inside_its_quota(data, n):
 def reference_score(view, row, at, config, acc_rank, sal_rank):
     profile = config.regions[REGIONS[view.region[row, at]]]
     base = profile.base_priority
-    if view.flags[row, at] & SpanFlag.SUPERSEDED:
-        base *= config.superseded_factor
+    factor = config.superseded_factor if view.flags[row, at] & SpanFlag.SUPERSEDED else 1.0
+    base *= factor
     age = float(view.age_ticks[row, at])
     if config.policy == "paper":
         rate = math.log(2) / profile.half_life_ticks
         return base * math.exp(-rate * age) + config.paper_alpha * float(view.ewma_mass[row, at])
     half_life = profile.half_life_ticks or math.inf
     decay = 1 / (1 + age / half_life) if config.decay_form == "power_law" else 2 ** (-age / half_life)
-    return base * decay + config.alpha * (acc_rank[row, at] + sal_rank[row, at]) / 2
+    return base * decay + factor * config.alpha * (acc_rank[row, at] + sal_rank[row, at]) / 2
 
 
 @given(

@@ -32,6 +32,11 @@ class Draft:
     calls: list[DraftCall] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def says_something(self) -> bool:
+        """Whether it has text, reasoning or calls."""
+        return bool(self.calls or self.reasoning) or any(part.text.strip() for part in self.text)
+
 
 def announce_tools(drafts: list[Draft], tools: Sequence[dict[str, Any]], default_system: str) -> None:
     """Write the tools into the system message, or into a new one after the template's own system text."""

@@ -8,6 +8,7 @@ A template that lacks something gets it in another form (``Features`` says what 
     no system role                the system text opens the next user message
     strict alternation            neighbours of one role become one message
     one call a message            several calls become several assistant messages
+    no empty answers              an assistant message that says nothing is left out
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _drafts(message: BaseMessage, parts: MessageParts, features: Features) -> li
     if not features.tool_calls:
         for call, label in zip(message.tool_calls, parts.calls, strict=True):
             _append_block(draft, Part(call_text(call["name"], call["args"]), label))
-        return [draft]
+        return [draft] if features.empty_replies or draft.says_something else []
     calls = [
         DraftCall(_call_id(call["id"], features), call["name"], call["args"], label)
         for call, label in zip(message.tool_calls, parts.calls, strict=True)
@@ -123,7 +124,7 @@ def _drafts(message: BaseMessage, parts: MessageParts, features: Features) -> li
         draft.calls = calls[:1]
         return [draft, *(replace(draft, text=[], reasoning=[], calls=[call]) for call in calls[1:])]
     draft.calls = calls
-    return [draft]
+    return [draft] if features.empty_replies or draft.says_something else []
 
 
 def _tool_result(message: ToolMessage | FunctionMessage, draft: Draft, features: Features) -> Draft:
