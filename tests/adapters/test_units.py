@@ -25,7 +25,7 @@ from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import TagError
 from memdecay_agents.regions import REGIONS
 from memdecay_agents.spans import SpanFlag
-from tests.adapters.families import conversations
+from tests.adapters.conversations import conversations
 
 CONFIG = MemDecayConfig()
 NO_RULES = RegionRules(newest_of_regions=())
