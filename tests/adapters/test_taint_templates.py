@@ -23,7 +23,7 @@ from memdecay_agents.errors import UnsupportedError
 from memdecay_agents.regions import REGIONS
 from memdecay_agents.spans import check_partition
 from tests.adapters.conversations import conversations
-from tests.adapters.families import BOS_EOS, TOOLS, Family, make_family, reference_ids
+from tests.adapters.families import BOS_EOS, MISTRAL_TEMPLATES, TOOLS, Family, make_family, reference_ids
 from tests.adapters.family_tokenizers import mistral_vocabulary, real_tokenizer
 
 CONFIG = MemDecayConfig()
@@ -136,6 +136,7 @@ def test_no_region_changes_inside_the_common_prefix(
     ):  # the next message's first words close the tool results, or else the end does
         assume(not isinstance(shorter[-1], ToolMessage))
     generates = length < len(messages) and isinstance(messages[length], AIMessage)
+    assume(family.name != "gemma4" or generates)  # a call and its result are one turn there: no end between them
     region = infer_parts(messages[length], CONFIG.region_names).default.region if generates else "scratchpad"
     tools = TOOLS if with_tools else None
     a, b = build_or_refuse(family, shorter, tools, generates, region), build_or_refuse(family, messages, tools)
@@ -191,14 +192,15 @@ def test_generation_prompt_is_a_suffix_of_the_output_region(family: Family) -> N
             shorter_length = len(shorter.token_ids)
         suffix = region_of(longer)[shorter_length:]
         assert set(suffix) <= {"plan"}
-        assert suffix
+        assert suffix or family.name in MISTRAL_TEMPLATES  # an answer there needs no opening
         assert region_of(longer)[:shorter_length] == region_of(shorter)[:shorter_length]
 
 
 def test_headers_and_footers_go_with_their_message(family: Family) -> None:
     prompt = build(family, [HumanMessage("one"), AIMessage("two"), HumanMessage("three")])
     order = [region for region, _ in itertools.groupby(region_of(prompt))]
-    assert [region for region in order if region != "system"] == ["user", "scratchpad", "user", "scratchpad"]
+    opening = [] if family.name in MISTRAL_TEMPLATES else ["scratchpad"]
+    assert [region for region in order if region != "system"] == ["user", "scratchpad", "user", *opening]
     assert "system" not in order[1:]
 
 
@@ -210,8 +212,10 @@ def test_reasoning_is_scratchpad_where_the_template_keeps_it(family: Family) -> 
             "reasoning_content": "It is SECRETWORD thus.", "memdecay": [{"region": "plan"}]}),
         ToolMessage("done", tool_call_id="call_1", name="search_web"),
     ]  # fmt: skip
-    prompt = build(family, messages, TOOLS)
-    if "SECRETWORD" in prompt.text:
+    prompt = build_or_refuse(family, messages, TOOLS)
+    if prompt is None:
+        assert family.name in REFUSING
+    elif "SECRETWORD" in prompt.text:
         assert regions_of_word(family, prompt, "SECRETWORD") == {"scratchpad"}
     else:  # templates that write nothing but the calls beside calls
         assert family.name in ("llama3.1", "deepseek-r1")
