@@ -210,20 +210,25 @@ def cut(text: TaintedStr, start: int, end: int) -> str:
 
 
 def concat(pieces: Iterable[str]) -> str:
-    """Join pieces without a separator, keeping origins and marks; plain if no piece had any."""
+    """Join pieces without a separator, keeping origins and marks; plain if no piece had any.
+
+    An empty text keeps the origin of its first piece: it tells which message was empty.
+    """
     items = list(pieces)
     runs: list[Run] = []
     any_tainted = False
+    empty: tuple[Run, ...] = ()
     for item in items:
         if isinstance(item, TaintedStr):
             any_tainted = True
+            empty = empty or item._runs[:1]
             for run in item._runs:
                 if run[0] or isinstance(run[1], Mark):
                     _append(runs, run)
         elif item:
             _append(runs, (len(item), None))
     text = "".join(items)
-    return _make(text, tuple(runs)) if any_tainted else text
+    return _make(text, tuple(runs) or empty) if any_tainted else text
 
 
 def join(separator: str, parts: Iterable[str]) -> str:
