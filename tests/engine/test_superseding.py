@@ -41,6 +41,7 @@ def spans_of(engine: Any, messages: list[BaseMessage], rules: RegionRules) -> li
 @pytest.mark.parametrize("how", ["tag", "rule", "nothing"])
 def test_the_superseded_result_goes_first_and_only_it(engine_named, how):
     engine = engine_named("sessions")
+    engine.reset_prefix_cache()
     rules = RegionRules(newest_of_calls=("read_file",)) if how == "rule" else RegionRules()
     newest = result("b2", 3)
     second = [*FIRST, AIMessage("Read b again."), call("b2"), mark(newest, "tool_out", supersedes="b1")]
