@@ -26,7 +26,7 @@ class SpanFlag(IntFlag):
     PINNED = 1
     """Never evict these tokens, whatever their region."""
     SUPERSEDED = 2
-    """Something newer replaces these tokens: their score is demoted and they lose their quota. A pin
+    """Something newer replaces these tokens: their base priority is demoted and they lose their quota. A pin
     holds all the same."""
 
 

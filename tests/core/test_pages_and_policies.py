@@ -140,15 +140,15 @@ def test_the_best_of_each_region_are_inside_its_quota(data, n):
 def reference_score(view, row, at, config, acc_rank, sal_rank):
     profile = config.regions[REGIONS[view.region[row, at]]]
     base = profile.base_priority
-    factor = config.superseded_factor if view.flags[row, at] & SpanFlag.SUPERSEDED else 1.0
-    base *= factor
+    if view.flags[row, at] & SpanFlag.SUPERSEDED:
+        base *= config.superseded_factor
     age = float(view.age_ticks[row, at])
     if config.policy == "paper":
         rate = math.log(2) / profile.half_life_ticks
         return base * math.exp(-rate * age) + config.paper_alpha * float(view.ewma_mass[row, at])
     half_life = profile.half_life_ticks or math.inf
     decay = 1 / (1 + age / half_life) if config.decay_form == "power_law" else 2 ** (-age / half_life)
-    return base * decay + factor * config.alpha * (acc_rank[row, at] + sal_rank[row, at]) / 2
+    return base * decay + config.alpha * (acc_rank[row, at] + sal_rank[row, at]) / 2
 
 
 @given(
@@ -227,6 +227,17 @@ def test_superseded_pages_have_no_quota_and_go_first():
     view = view_of(spans, CONFIG, observations=0)
     plan = plan_eviction(view, get_policy("memdecay", CONFIG), pages_to_free=19)
     assert set(plan.pages) == set(range(1, 20))
+
+
+def test_superseded_pages_go_first_however_much_they_were_attended_to():
+    spans = [Span(0, 320, "plan"), Span(320, 640, "user", SpanFlag.SUPERSEDED), Span(640, 1000, "scratchpad")]
+    for seed_observations in (1, 4):
+        view = view_of(spans, CONFIG, observations=seed_observations)
+        order = plan_eviction(view, get_policy("memdecay", CONFIG), pages_to_free=5).order
+        assert set(order[:20]) == set(range(20, 40))
+        alike = MemDecayConfig(superseded_factor=1.0)
+        others = plan_eviction(view, get_policy("memdecay", alike), pages_to_free=5).order
+        assert set(others[:20]) != set(range(20, 40))
 
 
 def test_recency_keeps_sinks_and_a_window():
