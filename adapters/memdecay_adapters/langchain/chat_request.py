@@ -113,6 +113,7 @@ def build_request(
         prompt_tokens=len(prompt.token_ids),
         max_model_len=engine.max_model_len,
         grammar=grammar,
+        make=getattr(engine, "make_sampling", None),
     )
     hints = RequestHints(
         tenant=settings.tenant,
