@@ -19,21 +19,34 @@ if TYPE_CHECKING:
     from memdecay_adapters.engine import MemDecayEngine
     from memdecay_adapters.langchain.chat_model import ChatMemDecay
     from memdecay_adapters.langchain.chat_remote import ChatMemDecayRemote
-    from memdecay_adapters.langchain.tags import mark, tag
+    from memdecay_adapters.langchain.marking import mark, tag
+    from memdecay_adapters.langchain.region_rules import Between, RegionRules
     from memdecay_adapters.langgraph.state_graph import MemDecayStateGraph
     from memdecay_adapters.langgraph.wrap import wrap
 
 _HOME = {
+    "Between": "memdecay_adapters.langchain.region_rules",
     "ChatMemDecay": "memdecay_adapters.langchain.chat_model",
     "ChatMemDecayRemote": "memdecay_adapters.langchain.chat_remote",
     "MemDecayEngine": "memdecay_adapters.engine",
     "MemDecayStateGraph": "memdecay_adapters.langgraph.state_graph",
-    "mark": "memdecay_adapters.langchain.tags",
-    "tag": "memdecay_adapters.langchain.tags",
+    "RegionRules": "memdecay_adapters.langchain.region_rules",
+    "mark": "memdecay_adapters.langchain.marking",
+    "tag": "memdecay_adapters.langchain.marking",
     "wrap": "memdecay_adapters.langgraph.wrap",
 }
 
-__all__ = ["ChatMemDecay", "ChatMemDecayRemote", "MemDecayEngine", "MemDecayStateGraph", "mark", "tag", "wrap"]
+__all__ = [
+    "Between",
+    "ChatMemDecay",
+    "ChatMemDecayRemote",
+    "MemDecayEngine",
+    "MemDecayStateGraph",
+    "RegionRules",
+    "mark",
+    "tag",
+    "wrap",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -54,7 +54,11 @@ class MemDecayPolicy(Policy):
         return page_parts(view, self._terms(view))
 
     def order(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> IndexArray:
-        """Pages outside every quota by rising score, then the pages inside one by rising score."""
+        """Superseded pages, then pages outside every quota, then the pages inside one; each by rising score.
+
+        Superseded pages go first whatever attention says: what they hold was often attended to a lot before it was
+        replaced. ``superseded_factor=1`` leaves them among those outside a quota.
+        """
         candidates = view.evictable
         pages, scores, region = (
             view.page_index[candidates],
@@ -66,4 +70,6 @@ class MemDecayPolicy(Policy):
         present = np.bincount(region[eligible], minlength=weight.shape[0]) > 0
         stays = budget_pages - (view.n_pages - pages.shape[0])
         inside = inside_quota(region, scores, eligible, quota_pages(weight, present, stays))
-        return np.concatenate([ascending(pages[~inside], scores[~inside]), ascending(pages[inside], scores[inside])])
+        first = ~eligible if self.config.superseded_factor < 1.0 else np.zeros_like(eligible)
+        groups = (first, ~inside & ~first, inside)
+        return np.concatenate([ascending(pages[group], scores[group]) for group in groups])

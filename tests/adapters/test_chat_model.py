@@ -18,7 +18,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
-from memdecay_adapters.langchain.tags import mark, tag
+from memdecay_adapters.langchain.marking import mark, tag
+from memdecay_adapters.langchain.region_rules import Between, RegionRules
 from memdecay_adapters.langchain.warn import MemDecayWarning, reset_warnings
 from memdecay_adapters.langgraph import wrap
 from memdecay_agents import ContextFraction, FixedBudget, MemDecayConfig, PoolShare
@@ -447,15 +448,15 @@ UNKNOWN = HumanMessage("Text.", additional_kwargs={"memdecay": [{"region": "nons
 
 
 @pytest.mark.parametrize("message", [STALE, UNKNOWN])
-def test_tags_that_cannot_be_used_are_refused_or_inferred_as_the_user_wants(
+def test_tags_that_cannot_be_used_are_inferred_or_refused_where_the_user_wants_that(
     fake: FakeEngine, message: HumanMessage
 ) -> None:
     with pytest.raises(TagError):
-        ChatMemDecay(engine=fake).invoke([message])
+        ChatMemDecay(engine=fake, tag_errors="raise").invoke([message])
     assert fake.requests == []
     reset_warnings()
     with pytest.warns(MemDecayWarning):
-        ChatMemDecay(engine=fake, tag_errors="infer").invoke([message])
+        ChatMemDecay(engine=fake).invoke([message])
     assert {span.region for span in fake.hints.spans} <= {"system", "user", "scratchpad"}
 
 
@@ -472,6 +473,18 @@ def test_budgets_that_are_no_number_reach_the_engine_from_call_map_and_graph(fak
     by_agent = ChatMemDecay(engine=fake, budgets={"*": FixedBudget(tokens=256, guaranteed_tokens=64)})
     by_agent.invoke("hello")
     assert fake.hints.budget == FixedBudget(tokens=256, guaranteed_tokens=64)
+
+
+def test_region_rules_reach_the_prompt(fake: FakeEngine) -> None:
+    rules = RegionRules(between=[Between("<doc>", "</doc>", "retrieval")])
+    model = ChatMemDecay(engine=fake, region_rules=rules)
+    model.invoke("Read <doc>pears, pears, pears</doc> and answer.")
+    assert "retrieval" in {span.region for span in fake.hints.spans}
+    assert model._identifying_params != ChatMemDecay(engine=fake)._identifying_params
+    with pytest.raises(RegionError, match="nowhere"):
+        ChatMemDecay(engine=fake, region_rules=RegionRules(plan_tools=(), tool_regions={"t": "nowhere"})).invoke("x")
+    with pytest.raises(ValueError, match="RegionRules"):
+        ChatMemDecay(engine=fake, region_rules={"between": []})
 
 
 def test_rewind_reaches_the_engine(fake: FakeEngine) -> None:

@@ -229,6 +229,17 @@ def test_superseded_pages_have_no_quota_and_go_first():
     assert set(plan.pages) == set(range(1, 20))
 
 
+def test_superseded_pages_go_first_however_much_they_were_attended_to():
+    spans = [Span(0, 320, "plan"), Span(320, 640, "user", SpanFlag.SUPERSEDED), Span(640, 1000, "scratchpad")]
+    for seed_observations in (1, 4):
+        view = view_of(spans, CONFIG, observations=seed_observations)
+        order = plan_eviction(view, get_policy("memdecay", CONFIG), pages_to_free=5).order
+        assert set(order[:20]) == set(range(20, 40))
+        alike = MemDecayConfig(superseded_factor=1.0)
+        others = plan_eviction(view, get_policy("memdecay", alike), pages_to_free=5).order
+        assert set(others[:20]) != set(range(20, 40))
+
+
 def test_recency_keeps_sinks_and_a_window():
     config = MemDecayConfig(policy="recency")
     view = view_of([Span(0, 400, "tool_out")], config)

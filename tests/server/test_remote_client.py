@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from memdecay_adapters import ChatMemDecayRemote
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
-from memdecay_adapters.langchain.tags import tag
+from memdecay_adapters.langchain.marking import tag
 from memdecay_adapters.remote import RemoteEngine, RemoteSampling
 from memdecay_adapters.server.fingerprint import tokenizer_fingerprint
 from memdecay_adapters.server.tenants import Tenants

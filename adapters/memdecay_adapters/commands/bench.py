@@ -122,6 +122,26 @@ def observation(
     Console().print(table)
 
 
+@bench.command()
+def adapters(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; its tokenizer and template.")] = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs; below 15 no bound is claimed.")] = 21,
+) -> None:
+    """Prompts with a region for every token against the plain render and tokenisation; no engine is started.
+
+    Ends with 1 when a bound is missed.
+    """
+    from memdecay_adapters.bench.adapter_bench import run_adapter_bench, save
+
+    result = run_adapter_bench(model=model, pairs=pairs)
+    if json_file is not None:
+        save(result, json_file)
+    _print(result.values, Console())
+    if result.failed_bounds:
+        raise typer.Exit(1)
+
+
 def _print(values: dict[str, Any], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("figure", "value", "95 % interval", "bound"):

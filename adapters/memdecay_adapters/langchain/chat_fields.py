@@ -10,11 +10,12 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import BaseMessage
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, InstanceOf, field_validator, model_validator
 
 from memdecay_adapters.langchain.call_settings import ModelDefaults
 from memdecay_adapters.langchain.model_info import check_fields, model_profile
 from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
+from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
 from memdecay_adapters.langchain.tool_choice import ToolLike, openai_tools
 from memdecay_adapters.langchain.usage import PROVIDER
 from memdecay_agents.agent_budgets import AgentBudget, as_budget
@@ -83,9 +84,11 @@ class ChatMemDecayFields(BaseChatModel):
     """Alternatives per token, beside ``logprobs=True`` (OpenAI's name)."""
     chat_template: str | None = None
     """Template in place of the tokenizer's."""
-    tag_errors: TagErrors = "raise"
-    """A tag that cannot be used (an unknown region, one that no longer matches its text) ends the call with a
-    TagError ("raise"), or is ignored with one warning, and the region is inferred ("infer")."""
+    region_rules: InstanceOf[RegionRules] = DEFAULT_RULES
+    """What region inference is told: rules for parts of texts, regions of tools, what a newer message replaces."""
+    tag_errors: TagErrors = "infer"
+    """A tag that cannot be used (an unknown region, one that no longer matches its text) is ignored with one warning,
+    and the region is inferred ("infer": a run goes on), or it ends the call with a TagError ("raise")."""
 
     model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True, extra="forbid")
 
@@ -193,6 +196,7 @@ class ChatMemDecayFields(BaseChatModel):
             "rewind": self.rewind,
             "pin": list(self.pin),
             "default_output_region": self.default_output_region,
+            "region_rules": repr(self.region_rules),
             "config": (config or MemDecayConfig()).model_dump(mode="json"),
             "chat_template": self.chat_template,
         }

@@ -128,6 +128,7 @@ class ChatMemDecay(ChatMemDecayFields):
             sampling_defaults=self._sampling_defaults(),
             defaults=self._model_defaults(),
             chat_template=self.chat_template,
+            rules=self.region_rules,
             tag_errors=self.tag_errors,
         )
 

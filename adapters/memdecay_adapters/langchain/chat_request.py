@@ -10,6 +10,7 @@ from langchain_core.messages import BaseMessage
 
 from memdecay_adapters.langchain.call_settings import CALL_KEYS, CallSettings, ModelDefaults, resolve_call
 from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
+from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
 from memdecay_adapters.langchain.sampling import ALIASES, SAMPLING_KEYS, sampling_fields, to_sampling_params
 from memdecay_adapters.langchain.structured_output import response_schema
 from memdecay_adapters.langchain.tool_choice import check_tool_choice, tool_schemas
@@ -61,7 +62,8 @@ def build_request(
     sampling_defaults: Mapping[str, Any],
     defaults: ModelDefaults,
     chat_template: str | None = None,
-    tag_errors: TagErrors = "raise",
+    rules: RegionRules = DEFAULT_RULES,
+    tag_errors: TagErrors = "infer",
 ) -> ChatRequest:
     """Build the request for one call.
 
@@ -74,6 +76,7 @@ def build_request(
         sampling_defaults: the model's sampling fields.
         defaults: the model's budgets, pins and output region.
         chat_template: template in place of the tokenizer's.
+        rules: what region inference is told.
         tag_errors: see `build_prompt`.
 
     Raises:
@@ -101,6 +104,7 @@ def build_request(
         config=engine.config,
         chat_template=call.get("chat_template") or chat_template,
         default_output_region=region,
+        rules=rules,
         tag_errors=tag_errors,
     )
     fields = sampling_fields(sampling_defaults, stop, _among(call, SAMPLING_KEYS | ALIASES.keys()))

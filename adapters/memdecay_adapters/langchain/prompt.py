@@ -9,9 +9,10 @@ from typing import Any, Literal
 from langchain_core.messages import BaseMessage
 
 from memdecay_adapters.langchain.messages import Conversation, convert_messages
-from memdecay_adapters.langchain.regions import DEFAULT_RULES, Label, RegionRules
+from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
+from memdecay_adapters.langchain.regions import Label
 from memdecay_adapters.langchain.tags import raise_tag_error, validate_tags, warn_tag_error
-from memdecay_adapters.langchain.templates.render import ChatTemplate, render_regions
+from memdecay_adapters.langchain.templates.render import ChatTemplate, note_fallback, render_regions
 from memdecay_adapters.langchain.tokens import tokenise
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import UnsupportedError
@@ -91,7 +92,14 @@ def build_prompt(
         generation=Label(default_output_region),
     )
     tokenised = tokenise(tokenizer, rendered.text, rendered.stretches, config)
-    reason = rendered.fallback_reason or (None if tokenised.exact else "the tokenizer gives no offsets")
+    reason = rendered.fallback_reason
+    if reason is None and not tokenised.exact:
+        reason = "the tokenizer gives no character offsets"
+        note_fallback(
+            template.name,
+            f"{reason} (it is no fast one). Token ids are exact, but the borders between regions are found by "
+            "searching the text for each token and may be off by a few tokens.",
+        )
     region_tokens: dict[str, int] = {}
     for span in tokenised.spans:
         region_tokens[span.region] = region_tokens.get(span.region, 0) + span.end - span.start

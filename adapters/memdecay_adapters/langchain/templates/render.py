@@ -140,7 +140,11 @@ def render_regions(
     if reason is None:
         resolved = resolve(runs_of(tracked), defaults, SYSTEM)
     else:
-        _count_fallback(template.name, reason)
+        note_fallback(
+            template.name,
+            f"{reason}. Token ids are exact, but regions are found by searching the text for the messages and are "
+            "approximate.",
+        )
         resolved = resolve(anchored_runs(text, entries), defaults, SYSTEM)
     stretches = resolved.stretches
     if add_generation_prompt:
@@ -191,12 +195,12 @@ _fallbacks: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
-def _count_fallback(name: str, reason: str) -> None:
+def note_fallback(name: str, what: str) -> None:
+    """Count a prompt whose regions are approximate, and warn about the first one of a template."""
     with _lock:
         _fallbacks[name] += 1
     warn_once(
         ("fallback", name),
-        f"Chat template of {name}: {reason}. Token ids are exact, but regions are found by searching the text "
-        "for the messages and are approximate. Later prompts of this template are not reported; "
+        f"Chat template of {name}: {what} Later prompts of this template are not reported; "
         "fallback_count() counts them.",
     )
