@@ -110,3 +110,9 @@ class EngineError(MemDecayError):
     """The embedded engine is closed, was forked, or stopped on a fault."""
 
     code = "engine"
+
+
+class TimeLimitError(MemDecayError, TimeoutError):
+    """A request that has not ended within the time it was given."""
+
+    code = "time_limit"

@@ -10,10 +10,11 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import BaseMessage
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from memdecay_adapters.langchain.call_settings import ModelDefaults
 from memdecay_adapters.langchain.model_info import check_fields, model_profile
+from memdecay_adapters.langchain.parser_choice import AUTO, NATIVE
 from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
 from memdecay_adapters.langchain.tool_choice import ToolLike, openai_tools
 from memdecay_adapters.langchain.usage import PROVIDER
@@ -83,6 +84,22 @@ class ChatMemDecayFields(BaseChatModel):
     """Alternatives per token, beside ``logprobs=True`` (OpenAI's name)."""
     chat_template: str | None = None
     """Template in place of the tokenizer's."""
+    tool_parser: str = AUTO
+    """Who reads tool calls: "native" (``<tool_call>`` JSON), the name of one of vLLM's tool parsers ("llama3_json",
+    "mistral", ...), or "auto": by what the chat template writes for a call."""
+    reasoning_parser: str | None = AUTO
+    """Who reads reasoning, into ``additional_kwargs["reasoning_content"]``: "native" (a leading ``<think>`` block), one
+    of vLLM's reasoning parsers, or "auto": by the chat template. None: it stays in the text. An engine that is
+    started for a named one also keeps grammars waiting until the reasoning has ended."""
+    timeout: float | None = Field(default=None, alias="request_timeout")
+    """Most seconds that a call may take, waiting for its turn included; then it is aborted with a TimeLimitError."""
+    max_retries: int | None = Field(default=None, ge=0)
+    """Accepted for code that sets it on every model. The engine is in this process: what fails would fail again, and
+    nothing is retried."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Accepted for the same code; no key is needed here, and none is used."""
+    streaming: bool = False
+    """Generate through the stream even where ``invoke`` is called, so that callbacks see each piece."""
     tag_errors: TagErrors = "raise"
     """A tag that cannot be used (an unknown region, one that no longer matches its text) ends the call with a
     TagError ("raise"), or is ignored with one warning, and the region is inferred ("infer")."""
@@ -119,7 +136,13 @@ class ChatMemDecayFields(BaseChatModel):
             return cast("MemDecayEngine", self.engine)
         from memdecay_adapters.engine import shared_engine
 
-        return shared_engine(self.model, self._engine_config(), self.engine_args)
+        return shared_engine(self.model, self._engine_config(), self._engine_args())
+
+    def _engine_args(self) -> dict[str, Any]:
+        """vLLM's arguments: with its reasoning parser, grammars wait until the reasoning has ended."""
+        if self.reasoning_parser in (AUTO, NATIVE, None):
+            return self.engine_args
+        return {"reasoning_parser": self.reasoning_parser, **self.engine_args}
 
     def _engine_config(self) -> MemDecayConfig:
         config = self.config or MemDecayConfig()
@@ -145,7 +168,7 @@ class ChatMemDecayFields(BaseChatModel):
     def _running_engine(self) -> MemDecayEngine | None:
         from memdecay_adapters.engine.shared import open_engine
 
-        return open_engine(self.model, self._engine_config(), self.engine_args)
+        return open_engine(self.model, self._engine_config(), self._engine_args())
 
     # ---- counting tokens
 
@@ -195,6 +218,8 @@ class ChatMemDecayFields(BaseChatModel):
             "default_output_region": self.default_output_region,
             "config": (config or MemDecayConfig()).model_dump(mode="json"),
             "chat_template": self.chat_template,
+            "tool_parser": self.tool_parser,
+            "reasoning_parser": self.reasoning_parser,
         }
 
     def _sampling_defaults(self) -> dict[str, Any]:

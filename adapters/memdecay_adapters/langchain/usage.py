@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 
 if TYPE_CHECKING:
     from memdecay_adapters.engine import GenerationResult
@@ -15,14 +15,17 @@ PROVIDER = "memdecay"
 """``model_provider`` of every message, and ``ls_provider`` in traces."""
 
 
-def usage_metadata(result: GenerationResult) -> UsageMetadata:
-    """Token counts of a request. ``cache_read``: prompt tokens found in the prefix cache."""
-    return UsageMetadata(
+def usage_metadata(result: GenerationResult, reasoning_tokens: int | None = None) -> UsageMetadata:
+    """Token counts of a request. ``cache_read``: prompt tokens found in the cache; ``reasoning``: where it is read."""
+    usage = UsageMetadata(
         input_tokens=result.prompt_tokens,
         output_tokens=result.generated_tokens,
         total_tokens=result.prompt_tokens + result.generated_tokens,
         input_token_details=InputTokenDetails(cache_read=result.cached_tokens),
     )
+    if reasoning_tokens is not None:
+        usage["output_token_details"] = OutputTokenDetails(reasoning=reasoning_tokens)
+    return usage
 
 
 def response_metadata(

@@ -1,0 +1,101 @@
+"""The syntax of one answer: the grammar that holds the model to it, and the reader that takes it apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memdecay_adapters.langchain.answer_reader import AnswerReader, NativeReader, Refined
+from memdecay_adapters.langchain.parser_choice import NATIVE, Parsers
+from memdecay_adapters.langchain.structured_output import response_schema
+from memdecay_adapters.langchain.think_reader import THINK_OPEN, ThinkReader
+from memdecay_adapters.langchain.tool_choice import ToolChoice, tool_schemas
+from memdecay_adapters.langchain.tool_grammar import answer_grammar
+from memdecay_adapters.langchain.tool_parsing import ToolCallReader
+
+if TYPE_CHECKING:
+    from memdecay_adapters.langchain.vllm_parsers import VllmFormat
+
+
+class AnswerFormat(NamedTuple):
+    """How one answer is constrained and read."""
+
+    grammar: str | None
+    """Structural tag of the native syntax, as JSON; None: see ``vllm``."""
+    vllm: VllmFormat | None
+    """vLLM's parsers for this answer; None: all is native."""
+    parsers: Parsers
+    reads_calls: bool
+    """Whether tool calls may be in the answer."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of vLLM's ``SamplingParams``."""
+        from vllm.sampling_params import StructuredOutputsParams
+
+        fields: dict[str, Any] = {}
+        if self.grammar is not None:
+            fields["structured_outputs"] = StructuredOutputsParams(structural_tag=self.grammar)
+        if self.vllm is not None:
+            if self.vllm.constraint.structured_outputs is not None:
+                fields["structured_outputs"] = self.vllm.constraint.structured_outputs
+            if not self.vllm.constraint.skip_special_tokens:
+                fields["skip_special_tokens"] = False
+        return fields
+
+    def reader(self, prompt_text: str, prompt_token_ids: Sequence[int]) -> AnswerReader:
+        """The reader of the answer to this prompt."""
+        if self.vllm is None:
+            opened = prompt_text.rstrip().endswith(THINK_OPEN)
+            thinking = self.parsers.reasoning == NATIVE
+            return NativeReader(calls=self.reads_calls, thinking=thinking, opened=thinking and opened)
+        reader = self.vllm.reader(prompt_token_ids)
+        if self.parsers.tool == NATIVE:
+            return Refined(reader, ToolCallReader(self.reads_calls))
+        return Refined(reader, ThinkReader()) if self.parsers.reasoning == NATIVE else reader
+
+
+def answer_format(
+    parsers: Parsers,
+    tokenizer: Any,
+    *,
+    tools: Sequence[Mapping[str, Any]],
+    choice: ToolChoice,
+    response_format: Any,
+) -> AnswerFormat:
+    """Settle how one answer is constrained and read.
+
+    Answers in JSON and forced calls have no room for reasoning, unless the engine was started with vLLM's
+    ``reasoning_parser``, which keeps the grammar waiting until the reasoning has ended.
+
+    Args:
+        parsers: who reads.
+        tokenizer: the model's.
+        tools: OpenAI tool schemas.
+        choice: which of them may or must be called.
+        response_format: see `response_schema`.
+
+    Raises:
+        ConfigError: a schema or a parser that does not fit. UnsupportedError: calls that cannot be forced.
+    """
+    reads_calls = choice.mode != "none"
+    schema = response_schema(response_format)
+    native_tools = parsers.tool == NATIVE or not reads_calls
+    grammar = answer_grammar(tool_schemas(tools), choice, schema) if native_tools else None
+    theirs = Parsers(NATIVE if native_tools else parsers.tool, parsers.reasoning)
+    reasoning = None if theirs.reasoning == NATIVE else theirs.reasoning
+    if theirs.tool == NATIVE and reasoning is None:
+        return AnswerFormat(grammar, None, theirs, reads_calls)
+    from memdecay_adapters.langchain.vllm_parsers import VllmFormat
+
+    given = None if schema is None else {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    vllm = VllmFormat(
+        None if native_tools else theirs.tool,
+        reasoning,
+        tokenizer,
+        tools=() if native_tools else tools,
+        choice=choice,
+        response_format=None if native_tools else given,
+    )
+    return AnswerFormat(grammar, vllm, theirs, reads_calls)
+
