@@ -105,7 +105,7 @@ class RequestStream:
         while True:
             with self._condition:
                 ready = self._condition.wait_for(
-                    lambda: self._chunks or self._result or self._error, self._remaining()
+                    lambda: bool(self._chunks or self._result or self._error), self._remaining()
                 )
                 chunk = self._chunks.popleft() if self._chunks else None
             if not ready:

@@ -98,4 +98,3 @@ def answer_format(
         response_format=None if native_tools else given,
     )
     return AnswerFormat(grammar, vllm, theirs, reads_calls)
-

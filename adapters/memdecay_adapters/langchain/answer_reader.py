@@ -18,8 +18,10 @@ Piece = str | Reasoning | ParsedCall
 class AnswerReader(Protocol):
     """Reads one answer."""
 
-    reasoning_tokens: int
-    """Tokens of the pieces so far that were reasoning."""
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the pieces so far that were reasoning."""
+        ...
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Piece]:
         """Take a piece of the answer; return what can be told so far, in order."""
@@ -42,12 +44,17 @@ class NativeReader:
     def __init__(self, *, calls: bool, thinking: bool = False, opened: bool = False) -> None:
         self._think = ThinkReader(thinking, opened)
         self._calls = ToolCallReader(calls)
-        self.reasoning_tokens = 0
+        self._reasoning_tokens = 0
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """See `AnswerReader.reasoning_tokens`."""
+        return self._reasoning_tokens
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Piece]:
         """See `AnswerReader.feed`."""
         if self._think.inside:
-            self.reasoning_tokens += len(token_ids)
+            self._reasoning_tokens += len(token_ids)
         return self._cut(self._think.feed(text))
 
     def finish(self, finish_reason: str) -> list[Piece]:

@@ -171,7 +171,7 @@ def _openai_choice(choice: ToolChoice) -> Any:
 
 
 @lru_cache(maxsize=32)
-def _parser_class(tool_parser: str | None, reasoning_parser: str | None) -> type[Any]:
+def _parser_class(tool_parser: str | None, reasoning_parser: str | None) -> Any:
     """The composed parser's class. Arguments of calls are held to their schemas, as by the native grammar."""
     from vllm.parser import ParserManager
     from vllm.reasoning import ReasoningParserManager
@@ -192,6 +192,7 @@ def _parser_class(tool_parser: str | None, reasoning_parser: str | None) -> type
         tool_parser_name=tool_parser,
         reasoning_parser_name=reasoning_parser,
         enable_auto_tools=True,
+        is_harmony=tool_parser == "openai",  # gpt-oss: one parser for channels and calls
         tool_strict_level="parameter",
     )
     assert composed is not None, "one of the two was named"
