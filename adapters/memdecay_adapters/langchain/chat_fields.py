@@ -16,8 +16,11 @@ from memdecay_adapters.langchain.call_settings import ModelDefaults
 from memdecay_adapters.langchain.model_info import check_fields, model_profile
 from memdecay_adapters.langchain.parser_choice import AUTO, NATIVE
 from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
+from memdecay_adapters.langchain.run_metadata import metadata_of
 from memdecay_adapters.langchain.tool_choice import ToolLike, openai_tools
 from memdecay_adapters.langchain.usage import PROVIDER
+from memdecay_adapters.langgraph.identity import agent_path
+from memdecay_adapters.langgraph.metadata import settings_from_metadata
 from memdecay_agents.agent_budgets import AgentBudget, as_budget
 from memdecay_agents.config import MemDecayConfig
 
@@ -91,15 +94,15 @@ class ChatMemDecayFields(BaseChatModel):
     """Who reads reasoning, into ``additional_kwargs["reasoning_content"]``: "native" (a leading ``<think>`` block), one
     of vLLM's reasoning parsers, or "auto": by the chat template. None: it stays in the text. An engine that is
     started for a named one also keeps grammars waiting until the reasoning has ended."""
-    timeout: float | None = Field(default=None, alias="request_timeout")
+    timeout: float | None = Field(default=None, alias="request_timeout", strict=True)
     """Most seconds that a call may take, waiting for its turn included; then it is aborted with a TimeLimitError."""
     max_retries: int | None = Field(default=None, ge=0)
     """Accepted for code that sets it on every model. The engine is in this process: what fails would fail again, and
     nothing is retried."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
     """Accepted for the same code; no key is needed here, and none is used."""
-    streaming: bool = False
-    """Generate through the stream even where ``invoke`` is called, so that callbacks see each piece."""
+    streaming: bool | None = None
+    """True: ``invoke`` generates through the stream too, so that callbacks see each piece; False: nothing streams."""
     tag_errors: TagErrors = "raise"
     """A tag that cannot be used (an unknown region, one that no longer matches its text) ends the call with a
     TagError ("raise"), or is ignored with one warning, and the region is inferred ("infer")."""
@@ -221,6 +224,12 @@ class ChatMemDecayFields(BaseChatModel):
             "tool_parser": self.tool_parser,
             "reasoning_parser": self.reasoning_parser,
         }
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """Key of LangChain's cache: an answer also belongs to the agent and the node settings it was given under."""
+        metadata = metadata_of(None)
+        node = (agent_path(metadata), settings_from_metadata(metadata))
+        return f"{super()._get_llm_string(stop=stop, **kwargs)}---{node!r}"
 
     def _sampling_defaults(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SAMPLING_FIELDS}
