@@ -138,6 +138,14 @@ def test_tool_calls_are_read_the_same_way_whole_and_streamed(tokenizer: Any, pie
         assert len({c["id"] for c in message.tool_calls}) == len(message.tool_calls)
 
 
+def test_a_streamed_call_is_its_name_and_then_its_arguments(tokenizer: Any) -> None:
+    model = ChatMemDecay(engine=FakeEngine(tokenizer, *CALL)).bind_tools([add])
+    chunks = [chunk.tool_call_chunks for chunk in model.stream("add") if chunk.tool_call_chunks]
+    (name,), (arguments,) = chunks
+    assert (name["name"], name["args"], name["index"]) == ("add", "", 0)
+    assert (arguments["name"], json.loads(arguments["args"]), arguments["index"]) == (None, {"a": 3, "b": 4}, 0)
+
+
 def test_a_call_that_broke_off_is_invalid_and_not_lost(tokenizer: Any) -> None:
     engine = FakeEngine(
         tokenizer, CALL, "\n", '<tool_call>\n{"name": "lookup", "arguments": {"key": "abc', finish="length"

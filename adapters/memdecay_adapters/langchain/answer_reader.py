@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from memdecay_adapters.langchain.think_reader import Reasoning, ThinkReader
-from memdecay_adapters.langchain.tool_parsing import ParsedCall, ToolCallReader
+from memdecay_adapters.langchain.tool_parsing import CallStart, ParsedCall, ToolCallReader
 
-Piece = str | Reasoning | ParsedCall
-"""Text, reasoning, or one tool call, whole."""
+Piece = str | Reasoning | CallStart | ParsedCall
+"""Text, reasoning, the name of a tool call that has begun, or the call, whole."""
 
 
 class AnswerReader(Protocol):
@@ -115,6 +115,6 @@ def collect(pieces: Iterable[Piece]) -> Answer:
             texts.append(piece)
         elif isinstance(piece, Reasoning):
             thoughts.append(piece.text)
-        else:
+        elif isinstance(piece, ParsedCall):
             calls.append(piece)
     return Answer("".join(texts), "".join(thoughts), calls)

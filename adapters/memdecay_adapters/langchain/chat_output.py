@@ -14,7 +14,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from memdecay_adapters.langchain.answer_reader import AnswerReader, Piece, collect
 from memdecay_adapters.langchain.tags import TAG_KEY
 from memdecay_adapters.langchain.think_reader import Reasoning
-from memdecay_adapters.langchain.tool_parsing import ParsedCall
+from memdecay_adapters.langchain.tool_parsing import CallStart, ParsedCall
 from memdecay_adapters.langchain.usage import response_metadata, usage_metadata
 
 if TYPE_CHECKING:
@@ -57,7 +57,11 @@ def chat_result(
 
 
 class ChunkWriter:
-    """Turns a stream of text into message chunks; a tool call is one chunk, written when it is complete."""
+    """Turns a stream of text into message chunks; a tool call is two: its name, and its arguments once complete.
+
+    Arguments are not written while they grow: merged chunks are completed to JSON, and a call that broke off would
+    pass for a whole one.
+    """
 
     def __init__(self, request: ChatRequest, model_name: str) -> None:
         """Write for one request."""
@@ -65,6 +69,7 @@ class ChunkWriter:
         self._model_name = model_name
         self._reader = request.reader()
         self._calls: list[ParsedCall] = []
+        self._started: str | None = None
 
     def feed(self, chunk: GenerationChunk) -> Iterator[ChatGenerationChunk]:
         """Chunks of what a piece of the answer brings."""
@@ -92,11 +97,17 @@ class ChunkWriter:
                 thought = AIMessageChunk(content="", additional_kwargs={REASONING_KEY: piece.text})
                 yield ChatGenerationChunk(message=thought)
                 continue
-            # Chunks are merged by completing their JSON. The raw text of an invalid call begins with a tag,
-            # which no completion turns into an object: a call that broke off stays invalid.
-            arguments = json.dumps(piece.arguments, ensure_ascii=False) if piece.valid else piece.raw
-            call = tool_call_chunk(name=piece.name, args=arguments, id=piece.id, index=len(self._calls))
-            self._calls.append(piece)
+            index = len(self._calls)
+            if isinstance(piece, CallStart):
+                self._started = piece.id
+                call = tool_call_chunk(name=piece.name, args="", id=piece.id, index=index)
+            else:
+                # The raw text of an invalid call begins with a tag, which no completion turns into an object.
+                arguments = json.dumps(piece.arguments, ensure_ascii=False) if piece.valid else piece.raw
+                known = self._started == piece.id
+                name, call_id = (None, None) if known else (piece.name, piece.id)
+                call = tool_call_chunk(name=name, args=arguments, id=call_id, index=index)
+                self._calls.append(piece)
             yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_call_chunks=[call]))
 
 

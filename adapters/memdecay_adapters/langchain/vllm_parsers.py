@@ -8,7 +8,6 @@ engine imports them itself: once an engine runs, asking for a parser takes milli
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from memdecay_adapters.langchain.answer_reader import Piece
 from memdecay_adapters.langchain.think_reader import Reasoning
 from memdecay_adapters.langchain.tool_choice import ToolChoice
 from memdecay_adapters.langchain.tool_grammar import CALL_OPEN
-from memdecay_adapters.langchain.tool_parsing import ParsedCall
+from memdecay_adapters.langchain.tool_parsing import CallStart, ParsedCall, new_call_id
 from memdecay_agents.errors import ConfigError, UnsupportedError
 
 _MODEL = "memdecay"  # a request must name a model; no parser reads it
@@ -99,7 +98,7 @@ class VllmFormat:
 
 
 class VllmReader:
-    """Reads an answer through a parser's stream; a call is one piece, given when it is complete."""
+    """Reads an answer through a parser's stream; a call is given when it is complete, its name before."""
 
     def __init__(self, parser: Any, request: Any, prompt_token_ids: Sequence[int]) -> None:
         self._parser, self._request = parser, request
@@ -107,6 +106,7 @@ class VllmReader:
         self._token_ids: list[int] = []
         self._calls: list[dict[str, str]] = []
         self._given = 0
+        self._named = 0
 
     @property
     def reasoning_tokens(self) -> int:
@@ -137,11 +137,15 @@ class VllmReader:
             while len(self._calls) <= call.index:
                 self._calls.append({"id": "", "name": "", "arguments": ""})
             known, function = self._calls[call.index], call.function
-            known["id"] = known["id"] or call.id or ""
+            known["id"] = known["id"] or call.id or new_call_id()
             if function is not None:
                 known["name"] = known["name"] or function.name or ""
                 known["arguments"] += function.arguments or ""
-        return [*pieces, *self._complete(len(self._calls) - 1, "stop")]
+        pieces += self._complete(len(self._calls) - 1, "stop")
+        if self._named < len(self._calls) and (latest := self._calls[-1])["name"]:
+            self._named = len(self._calls)
+            pieces.append(CallStart(latest["name"], latest["id"]))
+        return pieces
 
     def _complete(self, until: int, finish_reason: str) -> list[ParsedCall]:
         """Calls before this index that were not given yet: another one has begun after them, or all is over."""
@@ -151,8 +155,7 @@ class VllmReader:
 
 
 def _parsed(call: Mapping[str, str], finish_reason: str) -> ParsedCall:
-    call_id = call["id"] or f"call_{uuid.uuid4().hex[:24]}"
-    name, text = call["name"] or None, call["arguments"]
+    call_id, name, text = call["id"], call["name"] or None, call["arguments"]
     try:
         arguments = json.loads(text or "{}", strict=False)
         if not isinstance(arguments, dict) or name is None:
