@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
 from memdecay_adapters.langchain.tags import mark, tag
+from memdecay_adapters.langchain.tool_choice import openai_tools
 from memdecay_adapters.langchain.warn import MemDecayWarning, reset_warnings
 from memdecay_adapters.langgraph import wrap
 from memdecay_agents import ContextFraction, FixedBudget, MemDecayConfig, PoolShare
@@ -400,7 +401,8 @@ def test_bad_fields_and_tools(fake: FakeEngine) -> None:
     with pytest.raises(ConfigError, match=r"'sub' is no bound tool.*'add'"):
         model.bind_tools([add], tool_choice="sub")
     with pytest.raises(ConfigError, match="two tools"):
-        model.bind_tools([add, add])
+        model.bind_tools([add, {"name": "add", "description": "Another.", "parameters": {}}])
+    assert len(openai_tools([add, add, Person, Person.model_json_schema()])) == 2
     with pytest.raises(ConfigError, match="web_search"):
         model.bind_tools([{"type": "web_search"}])
     with pytest.raises(ConfigError, match="schema"):

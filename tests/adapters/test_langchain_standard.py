@@ -7,6 +7,7 @@ refuses such blocks, see below) and of settings from environment variables, whic
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 import pytest
@@ -16,10 +17,19 @@ from langchain_core.tools import tool
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
+from memdecay_adapters.bench.chat_overhead import ChatOverheadOptions, run_chat_overhead
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
 from memdecay_agents.errors import UnsupportedError
 
-SAMPLING: dict[str, Any] = {"repetition_penalty": 1.1, "max_tokens": 48}
+SAMPLING: dict[str, Any] = {"repetition_penalty": 1.1, "max_tokens": 96}
+SHORT: dict[str, Any] = {"max_tokens": 12}
+"""For tests whose answers are free text, which the model would write without end."""
+JSON_TESTS = (
+    "test_structured", "test_json", "test_tool_c", "test_bind_runnables_as_tools", "test_unicode", "test_no_overrides",
+)  # fmt: skip
+"""Tests whose answers are calls or JSON, which end by themselves."""
+UNICODE: dict[str, Any] = {"repetition_penalty": None}
+"""Copying a name takes repetition."""
 
 
 class TestChatMemDecayUnit(ChatModelUnitTests):
@@ -32,9 +42,14 @@ class TestChatMemDecayUnit(ChatModelUnitTests):
 class TestChatMemDecayIntegration(ChatModelIntegrationTests):
     engine: ClassVar[Any] = None
 
+    sampling: ClassVar[dict[str, Any]] = {}
+
     @pytest.fixture(autouse=True)
-    def real_engine(self, engine: Any) -> None:
-        type(self).engine = engine
+    def real_engine(self, engine_named: Any, request: pytest.FixtureRequest) -> None:
+        name = request.node.name
+        sampling = SAMPLING if name.startswith(JSON_TESTS) else {**SAMPLING, **SHORT}
+        type(self).engine = engine_named("chat")
+        type(self).sampling = {**sampling, **UNICODE} if name.startswith("test_unicode") else sampling
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -42,7 +57,7 @@ class TestChatMemDecayIntegration(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"engine": self.engine, **SAMPLING}
+        return {"engine": self.engine, **self.sampling}
 
     @property
     def supports_json_mode(self) -> bool:
@@ -88,7 +103,7 @@ class TestChatMemDecayIntegration(ChatModelIntegrationTests):
         super().test_agent_loop(model)
 
 
-def answered(model: ChatMemDecay, question: Any, stream: bool) -> AIMessage:
+def answered(model: Any, question: Any, stream: bool) -> AIMessage:
     """The answer, whole or as the sum of its chunks."""
     if not stream:
         return model.invoke(question)
@@ -105,18 +120,18 @@ def get_weather(location: str) -> str:
 
 
 @pytest.mark.engine
-def test_the_agent_loop_with_a_required_call(engine: Any) -> None:
+def test_the_agent_loop_with_a_required_call(engine_named: Any) -> None:
     """The suite's agent loop, call by call: what fails in it unforced is the choice to call, and nothing else."""
-    model = ChatMemDecay(engine=engine, **SAMPLING)
+    model = ChatMemDecay(engine=engine_named("chat"), **SAMPLING)
     messages: list[BaseMessage] = [HumanMessage("What is the weather in San Francisco, CA?")]
-    unforced = model.bind_tools([get_weather]).invoke(messages)
+    unforced = model.bind_tools([get_weather]).invoke(messages, **SHORT)
     assert unforced.content, "the model could call, and chose to write text"
     call_message = model.bind_tools([get_weather], tool_choice="any").invoke(messages)
     (call,) = (block for block in call_message.content_blocks if block["type"] == "tool_call")
     result = get_weather.invoke(call_message.tool_calls[0])
     assert isinstance(result, ToolMessage)
     assert call["args"]["location"] in result.content
-    answer = model.bind_tools([get_weather]).invoke([*messages, call_message, result])
+    answer = model.bind_tools([get_weather]).invoke([*messages, call_message, result], **SHORT)
     assert isinstance(answer, AIMessage)
     assert answer.content
 
@@ -141,3 +156,32 @@ def test_what_is_no_text_is_refused_by_name(tokenizer: Any, block: dict[str, Any
         model.invoke([HumanMessage("Look."), kind([block], **more)])
     assert model.profile is not None
     assert not any(model.profile.get(f"{modality}_inputs") for modality in ("image", "audio", "video", "pdf"))
+
+
+@pytest.mark.engine
+def test_another_familys_syntax_is_forced_and_read_by_vllms_parser(engine_named: Any) -> None:
+    """The real model writes a call in Qwen3-Coder's XML, under vLLM's grammar, and vLLM's parser reads it."""
+    model = ChatMemDecay(engine=engine_named("chat"), tool_parser="qwen3_xml", **SAMPLING)
+    forced = model.bind_tools([get_weather], tool_choice="get_weather")
+    question = "What is the weather in San Francisco, CA?"
+    whole, streamed = (answered(forced, question, stream) for stream in (False, True))
+    for answer in (whole, streamed):
+        (call,) = answer.tool_calls
+        assert get_weather.invoke(call).content.startswith("It's sunny in")
+        assert answer.response_metadata["finish_reason"] == "tool_calls"
+        assert not answer.content
+    assert whole.tool_calls[0]["args"] == streamed.tool_calls[0]["args"]
+
+
+@pytest.mark.engine
+def test_the_overhead_of_a_call_is_measured(engine_named: Any) -> None:
+    options = ChatOverheadOptions(samples=1, turn_tokens=48, history_tokens=(0, 250), answer_tokens=1)
+    figures = run_chat_overhead(engine_named("chat"), options)
+    assert json.loads(json.dumps(figures)) == figures
+    for history in (0, 250):
+        overhead, turn = figures[f"chat_overhead_seconds_{history}"], figures[f"chat_turn_seconds_{history}"]
+        assert figures[f"chat_overhead_ratio_{history}"] == pytest.approx(overhead / turn, rel=0.02, abs=1e-4)
+        assert figures[f"chat_request_seconds_{history}"] > 0
+        assert figures[f"chat_overhead_ratio_{history}_bound_met"] is False  # one pair claims nothing
+    assert figures["chat_computed_tokens_250"] < figures["chat_prompt_tokens_250"] - 200  # the history was in the cache
+    assert figures["failed_bounds"] == ["chat_overhead_ratio_0", "chat_overhead_ratio_250"]
