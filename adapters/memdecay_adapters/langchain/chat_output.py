@@ -119,8 +119,7 @@ def _about(
     reader: AnswerReader,
 ) -> tuple[dict[str, Any], UsageMetadata]:
     complete = bool(calls) and all(call.valid for call in calls)
-    tokenizer = request.engine.tokenizer if request.with_logprobs else None
-    metadata = response_metadata(result, model_name, complete, request.with_logprobs, tokenizer)
+    metadata = response_metadata(result, model_name, complete, request.with_logprobs, request.engine.tokenizer)
     reasoning = reader.reasoning_tokens if request.format.parsers.reasoning is not None else None
     return metadata, usage_metadata(result, reasoning)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import BaseMessage
 
+from memdecay_adapters.langchain.kept_ids import find_kept
 from memdecay_adapters.langchain.messages import Conversation, convert_messages
 from memdecay_adapters.langchain.regions import DEFAULT_RULES, Label, RegionRules
 from memdecay_adapters.langchain.tags import raise_tag_error, validate_tags, warn_tag_error
@@ -25,7 +26,7 @@ class TaggedPrompt:
     """A prompt and the region of every token of it."""
 
     token_ids: list[int]
-    """Ids as ``tokenizer.apply_chat_template(...)`` gives them."""
+    """Ids as ``tokenizer.apply_chat_template(...)`` gives them, but for answers that carry ids of their own."""
     spans: list[Span]
     """Spans that partition [0, len(token_ids))."""
     text: str
@@ -90,7 +91,9 @@ def build_prompt(
         add_generation_prompt=add_generation_prompt,
         generation=Label(default_output_region),
     )
-    tokenised = tokenise(tokenizer, rendered.text, rendered.stretches, config)
+    opening = "" if rendered.generation_start is None else rendered.text[rendered.generation_start :]
+    kept = find_kept(messages, tokenizer, rendered.text, opening)
+    tokenised = tokenise(tokenizer, rendered.text, rendered.stretches, config, kept)
     reason = rendered.fallback_reason or (None if tokenised.exact else "the tokenizer gives no offsets")
     region_tokens: dict[str, int] = {}
     for span in tokenised.spans:
