@@ -78,7 +78,7 @@ def written(family: Family, answer: AIMessage) -> tuple[str, str]:
 def read(format: Any, family: Family, prompt: str, answer: str) -> Answer:
     """Read an answer token by token, as the engine's detokenizer would give it."""
     prompt_ids, ids = (family.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer))
-    reader = format.reader(prompt, prompt_ids)
+    reader = format.reader(prompt_ids)
     pieces, shown = [], ""
     for end in range(1, len(ids) + 1):
         text = family.tokenizer.decode(ids[:end], skip_special_tokens=False)
@@ -91,7 +91,7 @@ def read(format: Any, family: Family, prompt: str, answer: str) -> Answer:
 def format_for(family: Family, choice: Any, **more: Any) -> Any:
     parsers = choose_parsers(chat_template_of(family.tokenizer), AUTO, AUTO)
     checked = check_tool_choice(choice, NAMES)
-    return answer_format(parsers, family.tokenizer, tools=TOOLS, choice=checked, response_format=None, **more)
+    return answer_format(parsers, family.tokenizer, tools=TOOLS, choice=checked, **{"response_format": None, **more})
 
 
 ARGUMENTS = [{"query": "cats", "limit": 3}, {"query": 'Grüße, "東京" 🙂 <b>'}]
@@ -151,10 +151,44 @@ def test_forced_calls_are_under_a_grammar_of_the_family(families: dict[str, Fami
     assert not accepts("free text")
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "glm4moe"])
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_forced_answer_may_follow_reasoning(families: dict[str, Family], name: str, opened: bool) -> None:
+    import xgrammar
+
+    family = families[name]
+    prompt = "<|im_start|>assistant\n" + "<think>\n" * opened
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(family.tokenizer))
+    call = {"name": "search_web", "args": {"query": "cats"}, "id": "abcdefghi"}
+    bare = written(family, AIMessage("", tool_calls=[call]))[1]
+    bare = (
+        bare.removeprefix("\n<think></think>\n").removeprefix("\n</think>\n\n").removeprefix("<think>\n\n</think>\n\n")
+    )
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    as_json = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for answer, choice, response_format in ((bare, "any", None), ('{"n": 3}', "none", as_json)):
+        format = format_for(family, choice, response_format=response_format, prompt_text=prompt, thinks=True)
+        tag = format.sampling["structured_outputs"].structural_tag
+        compiled = compiler.compile_structural_tag(tag)
+
+        def accepts(text: str, compiled: Any = compiled) -> bool:
+            matcher = xgrammar.GrammarMatcher(compiled)
+            return bool(matcher.accept_string(text)) and bool(matcher.is_completed())
+
+        thought = "" if opened else "<think>"
+        assert accepts(f"{thought}\nCats?\n</think>\n\n{answer}")
+        assert accepts(answer) is (not opened)
+        assert not accepts(f"{thought}\nCats?\n</think>\n\nfree text")
+        found = read(format, family, prompt, f"{thought}\nCats?\n</think>\n\n{answer}")
+        assert found.reasoning.strip() == "Cats?"
+        assert [c.arguments for c in found.calls] == ([{"query": "cats"}] if choice == "any" else [])
+        assert found.text.strip() == ("" if choice == "any" else answer)
+
+
 def test_a_call_that_breaks_off_in_a_vllm_parser_stays_invalid(families: dict[str, Family]) -> None:
     family = families["llama3.1"]
     format = format_for(family, "auto")
-    reader = format.reader("", [])
+    reader = format.reader([])
     pieces = []
     for token_id in family.tokenizer('{"name": "search_web", "parameters": {"query": "ca')["input_ids"]:
         pieces += reader.feed(family.tokenizer.decode([token_id]), [token_id])

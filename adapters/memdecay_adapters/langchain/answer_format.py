@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +11,7 @@ from memdecay_adapters.langchain.parser_choice import NATIVE, Parsers
 from memdecay_adapters.langchain.structured_output import response_schema
 from memdecay_adapters.langchain.think_reader import THINK_OPEN, ThinkReader
 from memdecay_adapters.langchain.tool_choice import ToolChoice, tool_schemas
-from memdecay_adapters.langchain.tool_grammar import answer_grammar
+from memdecay_adapters.langchain.tool_grammar import after_reasoning, answer_grammar
 from memdecay_adapters.langchain.tool_parsing import ToolCallReader
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class AnswerFormat(NamedTuple):
     parsers: Parsers
     reads_calls: bool
     """Whether tool calls may be in the answer."""
+    opened: bool
+    """Whether the prompt ends with an open ``<think>``."""
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -43,16 +46,15 @@ class AnswerFormat(NamedTuple):
                 fields["skip_special_tokens"] = False
         return fields
 
-    def reader(self, prompt_text: str, prompt_token_ids: Sequence[int]) -> AnswerReader:
+    def reader(self, prompt_token_ids: Sequence[int]) -> AnswerReader:
         """The reader of the answer to this prompt."""
+        thinking = self.parsers.reasoning == NATIVE
         if self.vllm is None:
-            opened = prompt_text.rstrip().endswith(THINK_OPEN)
-            thinking = self.parsers.reasoning == NATIVE
-            return NativeReader(calls=self.reads_calls, thinking=thinking, opened=thinking and opened)
+            return NativeReader(calls=self.reads_calls, thinking=thinking, opened=thinking and self.opened)
         reader = self.vllm.reader(prompt_token_ids)
         if self.parsers.tool == NATIVE:
             return Refined(reader, ToolCallReader(self.reads_calls))
-        return Refined(reader, ThinkReader()) if self.parsers.reasoning == NATIVE else reader
+        return Refined(reader, ThinkReader(True, self.opened)) if thinking else reader
 
 
 def answer_format(
@@ -62,11 +64,10 @@ def answer_format(
     tools: Sequence[Mapping[str, Any]],
     choice: ToolChoice,
     response_format: Any,
+    prompt_text: str = "",
+    thinks: bool = False,
 ) -> AnswerFormat:
     """Settle how one answer is constrained and read.
-
-    Answers in JSON and forced calls have no room for reasoning, unless the engine was started with vLLM's
-    ``reasoning_parser``, which keeps the grammar waiting until the reasoning has ended.
 
     Args:
         parsers: who reads.
@@ -74,18 +75,26 @@ def answer_format(
         tools: OpenAI tool schemas.
         choice: which of them may or must be called.
         response_format: see `response_schema`.
+        prompt_text: the rendered prompt; its end tells whether reasoning is open already.
+        thinks: whether the model may reason in ``<think>`` tags before a forced call or JSON. Not where the engine
+            itself keeps the grammar waiting until the reasoning has ended.
 
     Raises:
         ConfigError: a schema or a parser that does not fit. UnsupportedError: calls that cannot be forced.
     """
     reads_calls = choice.mode != "none"
     schema = response_schema(response_format)
+    opened = prompt_text.rstrip().endswith(THINK_OPEN)
+    leads = thinks and parsers.reasoning is not None and (choice.mode == "required" or schema is not None)
     native_tools = parsers.tool == NATIVE or not reads_calls
     grammar = answer_grammar(tool_schemas(tools), choice, schema) if native_tools else None
+    if grammar is not None and leads:
+        inner = json.loads(grammar)["format"]
+        grammar = json.dumps({"type": "structural_tag", "format": after_reasoning(inner, opened)})
     theirs = Parsers(NATIVE if native_tools else parsers.tool, parsers.reasoning)
     reasoning = None if theirs.reasoning == NATIVE else theirs.reasoning
     if theirs.tool == NATIVE and reasoning is None:
-        return AnswerFormat(grammar, None, theirs, reads_calls)
+        return AnswerFormat(grammar, None, theirs, reads_calls, opened)
     from memdecay_adapters.langchain.vllm_parsers import VllmFormat
 
     given = None if schema is None else {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
@@ -96,5 +105,6 @@ def answer_format(
         tools=() if native_tools else tools,
         choice=choice,
         response_format=None if native_tools else given,
+        reasoning_first=(lambda answer: after_reasoning(answer, opened)) if leads else None,
     )
-    return AnswerFormat(grammar, vllm, theirs, reads_calls)
+    return AnswerFormat(grammar, vllm, theirs, reads_calls, opened)

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, SecretStr, field_validator, model_valida
 
 from memdecay_adapters.langchain.call_settings import ModelDefaults
 from memdecay_adapters.langchain.model_info import check_fields, model_profile
-from memdecay_adapters.langchain.parser_choice import AUTO, NATIVE
+from memdecay_adapters.langchain.parser_choice import AUTO
 from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
 from memdecay_adapters.langchain.run_metadata import metadata_of
 from memdecay_adapters.langchain.tool_choice import ToolLike, openai_tools
@@ -92,8 +92,7 @@ class ChatMemDecayFields(BaseChatModel):
     "mistral", ...), or "auto": by what the chat template writes for a call."""
     reasoning_parser: str | None = AUTO
     """Who reads reasoning, into ``additional_kwargs["reasoning_content"]``: "native" (a leading ``<think>`` block), one
-    of vLLM's reasoning parsers, or "auto": by the chat template. None: it stays in the text. An engine that is
-    started for a named one also keeps grammars waiting until the reasoning has ended."""
+    of vLLM's reasoning parsers, or "auto": by the chat template. None: it stays in the text."""
     timeout: float | None = Field(default=None, alias="request_timeout", strict=True)
     """Most seconds that a call may take, waiting for its turn included; then it is aborted with a TimeLimitError."""
     max_retries: int | None = Field(default=None, ge=0)
@@ -139,13 +138,7 @@ class ChatMemDecayFields(BaseChatModel):
             return cast("MemDecayEngine", self.engine)
         from memdecay_adapters.engine import shared_engine
 
-        return shared_engine(self.model, self._engine_config(), self._engine_args())
-
-    def _engine_args(self) -> dict[str, Any]:
-        """vLLM's arguments: with its reasoning parser, grammars wait until the reasoning has ended."""
-        if self.reasoning_parser in (AUTO, NATIVE, None):
-            return self.engine_args
-        return {"reasoning_parser": self.reasoning_parser, **self.engine_args}
+        return shared_engine(self.model, self._engine_config(), self.engine_args)
 
     def _engine_config(self) -> MemDecayConfig:
         config = self.config or MemDecayConfig()
@@ -171,7 +164,7 @@ class ChatMemDecayFields(BaseChatModel):
     def _running_engine(self) -> MemDecayEngine | None:
         from memdecay_adapters.engine.shared import open_engine
 
-        return open_engine(self.model, self._engine_config(), self._engine_args())
+        return open_engine(self.model, self._engine_config(), self.engine_args)
 
     # ---- counting tokens
 

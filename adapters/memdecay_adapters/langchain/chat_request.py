@@ -49,7 +49,6 @@ class ChatRequest:
     settings: CallSettings
     format: AnswerFormat
     """How the answer is constrained and read."""
-    prompt_text: str
     with_logprobs: bool
     time_limit_seconds: float | None
     """Most time that the request may take."""
@@ -62,7 +61,7 @@ class ChatRequest:
 
     def reader(self) -> AnswerReader:
         """A reader of the answer."""
-        return self.format.reader(self.prompt_text, self.prompt_token_ids)
+        return self.format.reader(self.prompt_token_ids)
 
 
 def build_request(
@@ -115,9 +114,6 @@ def build_request(
     parsers = choose_parsers(
         template, call.get("tool_parser", tool_parser), call.get("reasoning_parser", reasoning_parser)
     )
-    format = answer_format(
-        parsers, engine.tokenizer, tools=tools, choice=choice, response_format=call.get("response_format")
-    )
     # what is forced to be a call will be read as a call in the next turn's prompt
     region = "tool_in" if choice.mode == "required" else settings.output_region
     prompt = build_prompt(
@@ -128,6 +124,15 @@ def build_request(
         chat_template=source,
         default_output_region=region,
         tag_errors=tag_errors,
+    )
+    format = answer_format(
+        parsers,
+        engine.tokenizer,
+        tools=tools,
+        choice=choice,
+        response_format=call.get("response_format"),
+        prompt_text=prompt.text,
+        thinks="</think>" in template.source and not engine.reasoning_parser,
     )
     fields = sampling_fields(sampling_defaults, stop, _among(call, SAMPLING_KEYS | ALIASES.keys()))
     sampling = to_sampling_params(
@@ -155,7 +160,6 @@ def build_request(
         sampling=sampling,
         settings=settings,
         format=format,
-        prompt_text=prompt.text,
         with_logprobs=sampling.logprobs is not None,
         time_limit_seconds=check_time_limit(call.get("timeout", time_limit_seconds)),
     )

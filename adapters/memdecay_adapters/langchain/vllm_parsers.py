@@ -8,7 +8,7 @@ engine imports them itself: once an engine runs, asking for a parser takes milli
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ class VllmFormat:
         tools: OpenAI tool schemas.
         choice: which of them may or must be called.
         response_format: OpenAI's ``response_format``, or None.
+        reasoning_first: puts room for reasoning before a format, where the grammar should have it.
 
     Raises:
         ConfigError: an unknown name, or a parser that this tokenizer or these tools do not fit.
@@ -57,6 +58,7 @@ class VllmFormat:
         tools: Sequence[Mapping[str, Any]] = (),
         choice: ToolChoice,
         response_format: Mapping[str, Any] | None = None,
+        reasoning_first: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
@@ -90,6 +92,8 @@ class VllmFormat:
                 rule="vLLM has no grammar by which this parser's calls could be forced",
                 remedy="Use tool_choice='auto', or tool_parser='native'.",
             )
+        if structured is not None and reasoning_first is not None:
+            structured = _led(structured, reasoning_first)
         self.constraint = Constraint(structured, bool(self._request.skip_special_tokens))
 
     def reader(self, prompt_token_ids: Sequence[int]) -> VllmReader:
@@ -152,6 +156,17 @@ class VllmReader:
         ready = self._calls[self._given : max(until, self._given)]
         self._given += len(ready)
         return [_parsed(call, finish_reason) for call in ready]
+
+
+def _led(structured: Any, lead: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
+    from vllm.parser.abstract_parser import structured_outputs_to_format
+    from vllm.sampling_params import StructuredOutputsParams
+
+    answer = structured_outputs_to_format(structured)
+    if answer is None:
+        return structured
+    tag = {"type": "structural_tag", "format": lead(answer.model_dump())}
+    return StructuredOutputsParams(structural_tag=json.dumps(tag))
 
 
 def _parsed(call: Mapping[str, str], finish_reason: str) -> ParsedCall:
