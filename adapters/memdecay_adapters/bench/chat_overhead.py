@@ -160,4 +160,4 @@ class _Turns:
 
     def _text(self, tokens: int) -> str:
         """Words, a token each or a little more."""
-        return " ".join(self._random.choices(_WORDS, k=tokens * 5 // 6))
+        return " ".join(self._random.choices(_WORDS, k=tokens * 10 // 11))
