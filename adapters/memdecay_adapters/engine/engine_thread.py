@@ -12,9 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from memdecay_adapters.engine.refusals import own_refusal
 from memdecay_adapters.engine.results import GenerationChunk, GenerationResult, RetentionSummary
 from memdecay_adapters.engine.stream import RequestStream
-from memdecay_agents.errors import ConfigError, EngineError, MemDecayError
+from memdecay_agents.errors import EngineError
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -27,21 +28,6 @@ T = TypeVar("T")
 
 LONGEST_WAIT_SECONDS = 3600.0
 """Between two looks at what is due while nothing runs; a queue cannot wait for ever and a day."""
-
-
-def _refusal(error: Exception) -> Exception:
-    """vLLM's complaint about a request, as ours; anything else stays what it is."""
-    from vllm.exceptions import VLLMClientError
-
-    if isinstance(error, MemDecayError) or not isinstance(error, (ValueError, TypeError, VLLMClientError)):
-        return error
-    refusal = ConfigError(
-        where="request",
-        rule=f"vLLM refuses it: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}".rstrip("."),
-        remedy="Correct the sampling parameter or the engine argument that the message names.",
-    )
-    refusal.__cause__ = error
-    return refusal
 
 
 class _Command(NamedTuple):
@@ -123,7 +109,7 @@ class EngineThread:
                     check()
                 internal_id = self.engine.add_request(stream.request_id, prompt, sampling)
             except Exception as error:
-                stream.fail(_refusal(error))
+                stream.fail(own_refusal(error))
                 return
             self._running[stream.request_id] = _Running(
                 stream, internal_id, len(prompt["prompt_token_ids"]), started=time.perf_counter()
