@@ -130,9 +130,9 @@ def test_forced_calls_are_under_a_grammar_of_the_family(families: dict[str, Fami
     import xgrammar
 
     family = families[name]
-    structured = format_for(family, "search_web").sampling["structured_outputs"]
+    grammar = format_for(family, "search_web").grammar
     compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(family.tokenizer))
-    compiled = compiler.compile_structural_tag(structured.structural_tag)
+    compiled = compiler.compile_structural_tag(grammar)
 
     def accepts(text: str) -> bool:
         matcher = xgrammar.GrammarMatcher(compiled)
@@ -168,8 +168,7 @@ def test_a_forced_answer_may_follow_reasoning(families: dict[str, Family], name:
     as_json = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     for answer, choice, response_format in ((bare, "any", None), ('{"n": 3}', "none", as_json)):
         format = format_for(family, choice, response_format=response_format, prompt_text=prompt, thinks=True)
-        tag = format.sampling["structured_outputs"].structural_tag
-        compiled = compiler.compile_structural_tag(tag)
+        compiled = compiler.compile_structural_tag(format.grammar)
 
         def accepts(text: str, compiled: Any = compiled) -> bool:
             matcher = xgrammar.GrammarMatcher(compiled)

@@ -22,7 +22,9 @@ class AnswerFormat(NamedTuple):
     """How one answer is constrained and read."""
 
     grammar: str | None
-    """Structural tag of the native syntax, as JSON; None: see ``vllm``."""
+    """Structural tag, as JSON; None: any text will do."""
+    skip_special_tokens: bool
+    """False: the reader needs the text of special tokens."""
     vllm: VllmFormat | None
     """vLLM's parsers for this answer; None: all is native."""
     parsers: Parsers
@@ -30,21 +32,6 @@ class AnswerFormat(NamedTuple):
     """Whether tool calls may be in the answer."""
     opened: bool
     """Whether the prompt ends with an open ``<think>``."""
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Fields of vLLM's ``SamplingParams``."""
-        from vllm.sampling_params import StructuredOutputsParams
-
-        fields: dict[str, Any] = {}
-        if self.grammar is not None:
-            fields["structured_outputs"] = StructuredOutputsParams(structural_tag=self.grammar)
-        if self.vllm is not None:
-            if self.vllm.constraint.structured_outputs is not None:
-                fields["structured_outputs"] = self.vllm.constraint.structured_outputs
-            if not self.vllm.constraint.skip_special_tokens:
-                fields["skip_special_tokens"] = False
-        return fields
 
     def reader(self, prompt_token_ids: Sequence[int]) -> AnswerReader:
         """The reader of the answer to this prompt."""
@@ -94,7 +81,7 @@ def answer_format(
     theirs = Parsers(NATIVE if native_tools else parsers.tool, parsers.reasoning)
     reasoning = None if theirs.reasoning == NATIVE else theirs.reasoning
     if theirs.tool == NATIVE and reasoning is None:
-        return AnswerFormat(grammar, None, theirs, reads_calls, opened)
+        return AnswerFormat(grammar, True, None, theirs, reads_calls, opened)
     from memdecay_adapters.langchain.vllm_parsers import VllmFormat
 
     given = None if schema is None else {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
@@ -107,4 +94,7 @@ def answer_format(
         response_format=None if native_tools else given,
         reasoning_first=(lambda answer: after_reasoning(answer, opened)) if leads else None,
     )
-    return AnswerFormat(grammar, vllm, theirs, reads_calls, opened)
+    constraint = vllm.constraint
+    return AnswerFormat(
+        grammar or constraint.grammar, constraint.skip_special_tokens, vllm, theirs, reads_calls, opened
+    )

@@ -132,14 +132,16 @@ def build_request(
         choice=choice,
         response_format=call.get("response_format"),
         prompt_text=prompt.text,
-        thinks="</think>" in template.source and not engine.reasoning_parser,
+        thinks="</think>" in template.source and not getattr(engine, "reasoning_parser", ""),
     )
     fields = sampling_fields(sampling_defaults, stop, _among(call, SAMPLING_KEYS | ALIASES.keys()))
+    if not format.skip_special_tokens:
+        fields["skip_special_tokens"] = False
     sampling = to_sampling_params(
         fields,
         prompt_tokens=len(prompt.token_ids),
         max_model_len=engine.max_model_len,
-        answer=format.sampling,
+        grammar=format.grammar,
     )
     hints = RequestHints(
         tenant=settings.tenant,

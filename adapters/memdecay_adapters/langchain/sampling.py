@@ -56,7 +56,7 @@ def sampling_fields(
 
 
 def to_sampling_params(
-    fields: Mapping[str, Any], *, prompt_tokens: int, max_model_len: int, answer: Mapping[str, Any] | None = None
+    fields: Mapping[str, Any], *, prompt_tokens: int, max_model_len: int, grammar: str | None = None
 ) -> SamplingParams:
     """Make vLLM's sampling parameters for one request.
 
@@ -64,7 +64,7 @@ def to_sampling_params(
         fields: what `sampling_fields` returned.
         prompt_tokens: length of the prompt in tokens.
         max_model_len: longest sequence of the model in tokens.
-        answer: further fields, which the syntax of the answer asks for (`AnswerFormat.sampling`).
+        grammar: structural tag of the answer, as JSON.
 
     Raises:
         ContextLengthError: the prompt alone, or with the ``max_tokens`` that were asked for, is too long.
@@ -72,11 +72,13 @@ def to_sampling_params(
     """
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import StructuredOutputsParams
 
     values = {key: value for key, value in fields.items() if key not in ("logprobs", "top_logprobs")}
     values["max_tokens"] = _max_tokens(values.get("max_tokens"), prompt_tokens, max_model_len)
     values["logprobs"] = n_logprobs(fields)
-    values.update(answer or {})
+    if grammar is not None:
+        values["structured_outputs"] = StructuredOutputsParams(structural_tag=grammar)
     try:
         return SamplingParams(**values)
     except (ValueError, TypeError, VLLMValidationError) as error:

@@ -26,8 +26,8 @@ _MODEL = "memdecay"  # a request must name a model; no parser reads it
 class Constraint(NamedTuple):
     """What a parser asks of the sampling."""
 
-    structured_outputs: Any
-    """vLLM's ``StructuredOutputsParams``; None: any text will do."""
+    grammar: str | None
+    """Structural tag, as JSON; None: any text will do."""
     skip_special_tokens: bool
     """False: the parser reads the text of special tokens."""
 
@@ -60,14 +60,14 @@ class VllmFormat:
         response_format: Mapping[str, Any] | None = None,
         reasoning_first: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
         where = ", ".join(
             f"{kind}_parser={name!r}"
             for kind, name in (("tool", tool_parser), ("reasoning", reasoning_parser))
             if name is not None
         )
         parser_class = _parser_class(tool_parser, reasoning_parser)
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
         fields: dict[str, Any] = {"model": _MODEL, "messages": [{"role": "user", "content": ""}]}
         if tools and tool_parser is not None:
             fields |= {"tools": list(tools), "tool_choice": _openai_choice(choice)}
@@ -92,9 +92,8 @@ class VllmFormat:
                 rule="vLLM has no grammar by which this parser's calls could be forced",
                 remedy="Use tool_choice='auto', or tool_parser='native'.",
             )
-        if structured is not None and reasoning_first is not None:
-            structured = _led(structured, reasoning_first)
-        self.constraint = Constraint(structured, bool(self._request.skip_special_tokens))
+        grammar = None if structured is None else _structural_tag(structured, reasoning_first)
+        self.constraint = Constraint(grammar, bool(self._request.skip_special_tokens))
 
     def reader(self, prompt_token_ids: Sequence[int]) -> VllmReader:
         """The reader of the answer to this prompt; one answer a format."""
@@ -158,15 +157,14 @@ class VllmReader:
         return [_parsed(call, finish_reason) for call in ready]
 
 
-def _led(structured: Any, lead: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
+def _structural_tag(structured: Any, lead: Callable[[Mapping[str, Any]], dict[str, Any]] | None) -> str:
+    """vLLM's ``StructuredOutputsParams`` of any kind as a structural tag."""
     from vllm.parser.abstract_parser import structured_outputs_to_format
-    from vllm.sampling_params import StructuredOutputsParams
 
     answer = structured_outputs_to_format(structured)
-    if answer is None:
-        return structured
-    tag = {"type": "structural_tag", "format": lead(answer.model_dump())}
-    return StructuredOutputsParams(structural_tag=json.dumps(tag))
+    assert answer is not None, "these parameters hold a constraint"
+    format = answer.model_dump()
+    return json.dumps({"type": "structural_tag", "format": format if lead is None else lead(format)})
 
 
 def _parsed(call: Mapping[str, str], finish_reason: str) -> ParsedCall:
@@ -191,6 +189,14 @@ def _openai_choice(choice: ToolChoice) -> Any:
 @lru_cache(maxsize=32)
 def _parser_class(tool_parser: str | None, reasoning_parser: str | None) -> Any:
     """The composed parser's class. Arguments of calls are held to their schemas, as by the native grammar."""
+    try:
+        import vllm.parser  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedError(
+            where=f"tool_parser={tool_parser!r}, reasoning_parser={reasoning_parser!r}",
+            rule=f"vLLM's parsers cannot be imported here ({error})",
+            remedy="Install vLLM 0.32 here too, or use tool_parser='native' and reasoning_parser='native' or None.",
+        ) from error
     from vllm.parser import ParserManager
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
