@@ -17,9 +17,10 @@ from memdecay_adapters.langchain.parser_choice import AUTO, NATIVE, Parsers, cho
 from memdecay_adapters.langchain.prompt import build_prompt, chat_template_of
 from memdecay_adapters.langchain.think_reader import Reasoning, ThinkReader
 from memdecay_adapters.langchain.tool_choice import check_tool_choice
+from memdecay_adapters.langchain.vllm_parsers import VllmReader
 from memdecay_adapters.langchain.warn import MemDecayWarning, reset_warnings
 from memdecay_agents import MemDecayConfig
-from memdecay_agents.errors import ConfigError
+from memdecay_agents.errors import ConfigError, UnsupportedError
 from tests.adapters.families import TOOLS, Family, make_family
 
 NAMES = [tool["function"]["name"] for tool in TOOLS]
@@ -194,6 +195,31 @@ def test_a_call_that_breaks_off_in_a_vllm_parser_stays_invalid(families: dict[st
     answer = collect([*pieces, *reader.finish("length")])
     assert not any(call.valid for call in answer.calls)
     assert "ca" in answer.text + "".join(call.raw for call in answer.calls)
+
+
+def test_a_parser_that_fails_while_reading_leaves_the_text() -> None:
+    class Failing:
+        def parse_delta(self, text: str, *_: Any, finished: bool) -> Any:
+            if text == "b":
+                raise IndexError("no such token")
+            return DeltaMessage(content=text)
+
+        def count_reasoning_tokens(self, token_ids: list[int]) -> int:
+            return 0
+
+    from vllm.entrypoints.generate.base.protocol import DeltaMessage
+
+    reader = VllmReader(Failing(), None, [1])
+    reset_warnings()
+    with pytest.warns(MemDecayWarning, match="no such token"):
+        pieces = [piece for text in "abc" for piece in reader.feed(text, [0])]
+    assert collect([*pieces, *reader.finish("stop")]).text == "abc"
+
+
+def test_calls_that_no_grammar_can_force_are_refused(tokenizer: Any) -> None:
+    choice = check_tool_choice("any", NAMES)
+    with pytest.raises(UnsupportedError, match="tool_choice='auto'"):
+        answer_format(Parsers("gemma4", None), tokenizer, tools=TOOLS, choice=choice, response_format=None)
 
 
 def test_names_that_vllm_does_not_know_and_tokenizers_that_do_not_fit(tokenizer: Any) -> None:

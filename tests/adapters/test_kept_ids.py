@@ -65,7 +65,7 @@ def test_the_next_prompt_is_the_first_one_and_the_generated_ids(tokenizer: Any) 
     ]
 
 
-@pytest.mark.parametrize("ids", [None, [], "abc", [1, "2"], [True], [-1], [10**9], [5, 6, 7], {"a": 1}])
+@pytest.mark.parametrize("ids", [None, [], "abc", [1, "2"], [True], [-1], [10**9], [2**70], [5, 6, 7], {"a": 1}])
 def test_ids_that_do_not_spell_the_answer_change_nothing(tokenizer: Any, ids: Any) -> None:
     assert prompt_of(tokenizer, answered(ids))[1] == prompt_of(tokenizer, answered(None))[1]
 

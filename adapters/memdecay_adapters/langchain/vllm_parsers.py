@@ -18,6 +18,7 @@ from memdecay_adapters.langchain.think_reader import Reasoning
 from memdecay_adapters.langchain.tool_choice import ToolChoice
 from memdecay_adapters.langchain.tool_grammar import CALL_OPEN
 from memdecay_adapters.langchain.tool_parsing import CallStart, ParsedCall, new_call_id
+from memdecay_adapters.langchain.warn import warn_once
 from memdecay_agents.errors import ConfigError, UnsupportedError
 
 _MODEL = "memdecay"  # a request must name a model; no parser reads it
@@ -79,10 +80,10 @@ class VllmFormat:
             self._parser = parser_class(tokenizer, request.tools)
             self._request = self._parser.adjust_request(request)
             structured = self._request.extract_structured_outputs()
-        except (ValueError, TypeError, RuntimeError, KeyError) as error:
+        except (ValueError, TypeError, RuntimeError, KeyError, ImportError, AssertionError) as error:
             raise ConfigError(
                 where=where,
-                rule=f"vLLM's parser refuses this model or request: {str(error).strip().splitlines()[0]}".rstrip("."),
+                rule=f"vLLM's parser refuses this model or request: {_first_line(error)}".rstrip("."),
                 remedy="Name the parser that belongs to the model's family, or tool_parser='native'.",
             ) from error
         require_attributes(self._parser, "vLLM's parser", ("parse_delta", "adjust_request"))
@@ -110,6 +111,7 @@ class VllmReader:
         self._calls: list[dict[str, str]] = []
         self._given = 0
         self._named = 0
+        self._broken = False
 
     @property
     def reasoning_tokens(self) -> int:
@@ -128,7 +130,15 @@ class VllmReader:
 
     def _read(self, text: str, token_ids: list[int], *, finished: bool) -> list[Piece]:
         prompt, self._prompt = self._prompt or [], None if finished else self._prompt
-        delta = self._parser.parse_delta(text, token_ids, self._request, prompt, finished=finished)
+        if self._broken:
+            return [text] if text else []
+        try:
+            delta = self._parser.parse_delta(text, token_ids, self._request, prompt, finished=finished)
+        except Exception as error:  # a parser's fault must not end a run whose answer is there
+            self._broken = True
+            name = type(self._parser).__mro__[1].__name__ + f" ({_first_line(error)})"
+            warn_once(("vllm parser", name), f"vLLM's {name} failed while reading: the rest of the answer is text.")
+            return [text] if text else []
         if delta is None:
             return []
         pieces: list[Piece] = []
@@ -155,6 +165,10 @@ class VllmReader:
         ready = self._calls[self._given : max(until, self._given)]
         self._given += len(ready)
         return [_parsed(call, finish_reason) for call in ready]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _structural_tag(structured: Any, lead: Callable[[Mapping[str, Any]], dict[str, Any]] | None) -> str:
