@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage
 
-from memdecay_adapters.langchain.answer_format import answer_format
+from memdecay_adapters.langchain.answer_format import answer_format, chosen_format
 from memdecay_adapters.langchain.answer_reader import Answer, collect
 from memdecay_adapters.langchain.parser_choice import AUTO, NATIVE, Parsers, choose_parsers
 from memdecay_adapters.langchain.prompt import build_prompt, chat_template_of
@@ -21,7 +21,7 @@ from memdecay_adapters.langchain.vllm_parsers import VllmReader
 from memdecay_adapters.langchain.warn import MemDecayWarning, reset_warnings
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.errors import ConfigError, UnsupportedError
-from tests.adapters.families import TOOLS, Family, make_family
+from tests.adapters.families import TOOLS, Family, make_family, template_source
 
 NAMES = [tool["function"]["name"] for tool in TOOLS]
 CHOSEN = {
@@ -231,6 +231,20 @@ def test_names_that_vllm_does_not_know_and_tokenizers_that_do_not_fit(tokenizer:
     ):
         with pytest.raises(ConfigError, match=f"(?s){says}"):
             answer_format(parsers, tokenizer, tools=TOOLS, choice=choice, response_format=None)
+
+
+def test_a_parser_that_nobody_named_gives_way_where_it_does_not_fit(tokenizer: Any) -> None:
+    template = chat_template_of(tokenizer, template_source("llama3.1", tokenizer))  # the tokenizer lacks the tag
+    asked = {"tools": TOOLS, "choice": check_tool_choice("any", NAMES), "response_format": None}
+    reset_warnings()
+    with pytest.warns(MemDecayWarning, match=r"natively.*python_tag"):
+        format = chosen_format(template, tokenizer, tool_parser=AUTO, reasoning_parser=AUTO, **asked)
+    assert format.parsers == Parsers(NATIVE, None)
+    with pytest.raises(ConfigError, match="python_tag"):
+        chosen_format(template, tokenizer, tool_parser="llama3_json", reasoning_parser=AUTO, **asked)
+    broken = {**asked, "tools": [{"function": {"name": "search_web", "parameters": {"$ref": "#/$defs/gone"}}}]}
+    with pytest.raises(ConfigError, match="search_web"):
+        chosen_format(template, tokenizer, tool_parser=AUTO, reasoning_parser=AUTO, **broken)
 
 
 def test_an_unknown_syntax_is_native_with_a_warning(tokenizer: Any) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
-from memdecay_adapters.langchain.chat_model import ChatMemDecay
 from memdecay_adapters.langchain.kept_ids import IDS_KEY, Kept, encode_around, find_kept, ids_to_keep
 from memdecay_adapters.langchain.prompt import build_prompt
 from memdecay_agents import MemDecayConfig
@@ -109,25 +108,3 @@ def test_any_text_around_any_answers_is_encoded_without_loss(
     assert offsets[-1, 1] == len(text)
     assert isinstance(kept, list)
     assert all(isinstance(answer, Kept) and answer.ends[-1] == answer.end - answer.start for answer in kept)
-
-
-@pytest.mark.engine
-def test_a_session_goes_on_behind_a_forced_call(engine_named: Any) -> None:
-    """The real model writes a call under the grammar in ids of its own; the next turn computes only what is new."""
-    engine = engine_named("chat")
-    model = ChatMemDecay(engine=engine, max_tokens=60).bind_tools([TOOL])
-    question = HumanMessage("Use the tool to add 3.")
-    forced = model.invoke([question], tool_choice="any", thread_id="kept")
-    about = forced.response_metadata["memdecay"]
-    assert about[IDS_KEY], 'the model writes { and " for {"'
-    result = ToolMessage("3", tool_call_id=forced.tool_calls[0]["id"])
-    for turn in (forced, forced.model_copy(update={"response_metadata": {}})):
-        answer = model.invoke([question, turn, result], max_tokens=2, thread_id="kept")
-        rewound = answer.response_metadata["memdecay"]["rewound_tokens"]
-        if turn is forced:
-            assert rewound == 0
-            assert answer.usage_metadata["input_token_details"]["cache_read"] >= (
-                forced.usage_metadata["total_tokens"] // 16 * 16 - 16
-            )
-        else:
-            assert rewound > 0  # without the ids the session goes back into the call

@@ -19,6 +19,7 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 
 from memdecay_adapters.bench.chat_overhead import ChatOverheadOptions, run_chat_overhead
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
+from memdecay_adapters.langchain.kept_ids import IDS_KEY
 from memdecay_agents.errors import UnsupportedError
 
 SAMPLING: dict[str, Any] = {"repetition_penalty": 1.1, "max_tokens": 96}
@@ -62,6 +63,10 @@ class TestChatMemDecayIntegration(ChatModelIntegrationTests):
     @property
     def supports_json_mode(self) -> bool:
         return True
+
+    @property
+    def enable_vcr_tests(self) -> bool:
+        return True  # nothing goes over a network: there is nothing to record
 
     @property
     def supports_anthropic_inputs(self) -> bool:
@@ -185,3 +190,25 @@ def test_the_overhead_of_a_call_is_measured(engine_named: Any) -> None:
         assert figures[f"chat_overhead_ratio_{history}_bound_met"] is False  # one pair claims nothing
     assert figures["chat_computed_tokens_250"] < figures["chat_prompt_tokens_250"] - 200  # the history was in the cache
     assert figures["failed_bounds"] == ["chat_overhead_ratio_0", "chat_overhead_ratio_250"]
+
+
+@pytest.mark.engine
+def test_a_session_goes_on_behind_a_forced_call(engine_named: Any) -> None:
+    """The real model writes a call under the grammar in ids of its own; the next turn computes only what is new."""
+    engine = engine_named("chat")
+    model: Any = ChatMemDecay(engine=engine, **SAMPLING).bind_tools([get_weather])
+    question = HumanMessage("What is the weather in Rome?")
+    forced = model.invoke([question], tool_choice="any", thread_id="kept")
+    about = forced.response_metadata["memdecay"]
+    assert about[IDS_KEY], 'the model writes { and " for {"'
+    result = ToolMessage("Sunny.", tool_call_id=forced.tool_calls[0]["id"])
+    for turn in (forced, forced.model_copy(update={"response_metadata": {}})):
+        answer = model.invoke([question, turn, result], max_tokens=2, thread_id="kept")
+        rewound = answer.response_metadata["memdecay"]["rewound_tokens"]
+        if turn is forced:
+            assert rewound == 0
+            assert answer.usage_metadata["input_token_details"]["cache_read"] >= (
+                forced.usage_metadata["total_tokens"] // 16 * 16 - 16
+            )
+        else:
+            assert rewound > 0  # without the ids the session goes back into the call

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memdecay_adapters.langchain.answer_reader import AnswerReader, NativeReader, Refined
-from memdecay_adapters.langchain.parser_choice import NATIVE, Parsers
+from memdecay_adapters.langchain.parser_choice import AUTO, NATIVE, Parsers, choose_parsers
 from memdecay_adapters.langchain.structured_output import response_schema
+from memdecay_adapters.langchain.templates.render import ChatTemplate
 from memdecay_adapters.langchain.think_reader import THINK_OPEN, ThinkReader
 from memdecay_adapters.langchain.tool_choice import ToolChoice, tool_schemas
 from memdecay_adapters.langchain.tool_grammar import after_reasoning, answer_grammar
 from memdecay_adapters.langchain.tool_parsing import ToolCallReader
+from memdecay_adapters.langchain.warn import warn_once
+from memdecay_agents.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from memdecay_adapters.langchain.vllm_parsers import VllmFormat
@@ -98,3 +101,39 @@ def answer_format(
     return AnswerFormat(
         grammar or constraint.grammar, constraint.skip_special_tokens, vllm, theirs, reads_calls, opened
     )
+
+
+def chosen_format(
+    template: ChatTemplate, tokenizer: Any, *, tool_parser: str, reasoning_parser: str | None, **asked: Any
+) -> AnswerFormat:
+    """`answer_format` with the parsers that `choose_parsers` settles.
+
+    A parser that was not named by the user and does not fit the tokenizer or the request gives way to the native
+    reader, with one warning.
+
+    Args:
+        template: the model's chat template.
+        tokenizer: the model's.
+        tool_parser: see `choose_parsers`.
+        reasoning_parser: see `choose_parsers`.
+        **asked: further arguments of `answer_format`.
+
+    Raises:
+        ConfigError, UnsupportedError: see `answer_format`.
+    """
+    parsers = choose_parsers(template, tool_parser, reasoning_parser)
+    try:
+        return answer_format(parsers, tokenizer, **asked)
+    except (ConfigError, UnsupportedError) as error:
+        native = Parsers(
+            NATIVE if tool_parser == AUTO else parsers.tool,
+            (NATIVE if "</think>" in template.source else None) if reasoning_parser == AUTO else parsers.reasoning,
+        )
+        if native == parsers:
+            raise
+        format = answer_format(native, tokenizer, **asked)
+        warn_once(
+            ("parsers", template.name, *map(str, parsers)),
+            f"The chat template of {template.name} is read natively and not by {parsers}: {error}",
+        )
+        return format

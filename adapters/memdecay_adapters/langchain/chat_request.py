@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import BaseMessage
 
-from memdecay_adapters.langchain.answer_format import AnswerFormat, answer_format
+from memdecay_adapters.langchain.answer_format import AnswerFormat, chosen_format
 from memdecay_adapters.langchain.answer_reader import AnswerReader
 from memdecay_adapters.langchain.call_settings import CALL_KEYS, CallSettings, ModelDefaults, resolve_call
-from memdecay_adapters.langchain.parser_choice import AUTO, choose_parsers
+from memdecay_adapters.langchain.parser_choice import AUTO
 from memdecay_adapters.langchain.prompt import TagErrors, build_prompt, chat_template_of
 from memdecay_adapters.langchain.sampling import ALIASES, SAMPLING_KEYS, sampling_fields, to_sampling_params
 from memdecay_adapters.langchain.time_limit import check_time_limit
@@ -111,9 +111,6 @@ def build_request(
     )
     source = call.get("chat_template") or chat_template
     template = chat_template_of(engine.tokenizer, source, tools or None)
-    parsers = choose_parsers(
-        template, call.get("tool_parser", tool_parser), call.get("reasoning_parser", reasoning_parser)
-    )
     # what is forced to be a call will be read as a call in the next turn's prompt
     region = "tool_in" if choice.mode == "required" else settings.output_region
     prompt = build_prompt(
@@ -125,9 +122,11 @@ def build_request(
         default_output_region=region,
         tag_errors=tag_errors,
     )
-    format = answer_format(
-        parsers,
+    format = chosen_format(
+        template,
         engine.tokenizer,
+        tool_parser=call.get("tool_parser", tool_parser),
+        reasoning_parser=call.get("reasoning_parser", reasoning_parser),
         tools=tools,
         choice=choice,
         response_format=call.get("response_format"),
