@@ -2,7 +2,9 @@
 
     memdecay_adapters.langgraph   wrap graphs, read node metadata, stamp what nodes write
     memdecay_adapters.langchain   region inference, exact token spans, the chat model
-    memdecay_adapters.engine      everything that touches vLLM
+    memdecay_adapters.engine      everything that touches vLLM's engine
+    memdecay_adapters.server      the same in vLLM's server: tenants, sessions over HTTP, a gate
+    memdecay_adapters.remote      the client of such a server
     memdecay_adapters.models      the default model, without a hub
 
 The public names below are imported on first use: importing this package starts nothing.
@@ -16,12 +18,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from memdecay_adapters.engine import MemDecayEngine
     from memdecay_adapters.langchain.chat_model import ChatMemDecay
+    from memdecay_adapters.langchain.chat_remote import ChatMemDecayRemote
     from memdecay_adapters.langchain.tags import mark, tag
     from memdecay_adapters.langgraph.state_graph import MemDecayStateGraph
     from memdecay_adapters.langgraph.wrap import wrap
 
 _HOME = {
     "ChatMemDecay": "memdecay_adapters.langchain.chat_model",
+    "ChatMemDecayRemote": "memdecay_adapters.langchain.chat_remote",
     "MemDecayEngine": "memdecay_adapters.engine",
     "MemDecayStateGraph": "memdecay_adapters.langgraph.state_graph",
     "mark": "memdecay_adapters.langchain.tags",
@@ -29,7 +33,7 @@ _HOME = {
     "wrap": "memdecay_adapters.langgraph.wrap",
 }
 
-__all__ = ["ChatMemDecay", "MemDecayEngine", "MemDecayStateGraph", "mark", "tag", "wrap"]
+__all__ = ["ChatMemDecay", "ChatMemDecayRemote", "MemDecayEngine", "MemDecayStateGraph", "mark", "tag", "wrap"]
 
 
 def __getattr__(name: str) -> object:

@@ -23,8 +23,8 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 from memdecay_adapters.engine.attention_rows import check_step_rows, rows_to_observe
 from memdecay_adapters.engine.cpu_key_layout import cpu_key_layout
-from memdecay_adapters.engine.observer import ObservedRow, StepObserver
-from memdecay_kernels import attention_mass, compact_block_table
+from memdecay_adapters.engine.observer import ObservedRows, StepObserver
+from memdecay_kernels import KeyLayout, compact_block_table
 
 PAGE_MULTIPLE_TOKENS = 16
 
@@ -33,7 +33,7 @@ PAGE_MULTIPLE_TOKENS = 16
 class MemDecayCPUMetadata(CPUAttentionMetadata):
     """The stock metadata and the rows that this step observes."""
 
-    observed_rows: tuple[ObservedRow, ...] = ()
+    observed_rows: ObservedRows | None = None
     observed_layers: frozenset[str] = frozenset()
 
 
@@ -86,30 +86,23 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
         result = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         if (
             isinstance(attn_metadata, MemDecayCPUMetadata)
-            and attn_metadata.observed_rows
+            and attn_metadata.observed_rows is not None
             and layer.layer_name in attn_metadata.observed_layers
         ):
-            self._add_mass(layer, query, kv_cache, attn_metadata.observed_rows)
+            if self._keys is None or self._keys.data_ptr() != kv_cache.data_ptr():
+                self._keys, self._layout = self._packed_keys(layer, kv_cache)
+            attn_metadata.observed_rows.plan.add_layer(query, self._keys, self._layout, self.scale)
         return result
 
-    def _add_mass(
-        self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, rows: tuple[ObservedRow, ...]
-    ) -> None:
+    _keys: torch.Tensor | None = None
+    """The layer's keys: ``[num_pages, num_kv_heads, page_size * head_dim]``, a view of its cache, which never moves."""
+    _layout: KeyLayout | None = None
+
+    def _packed_keys(self, layer: AttentionLayer, kv_cache: torch.Tensor) -> tuple[torch.Tensor, KeyLayout]:
         pages, heads, page_size, both = kv_cache.shape
-        head_dim = both // 2
-        layout = cpu_key_layout(layer.isa, page_size, head_dim, kv_cache.dtype)
-        keys = kv_cache.view(pages, heads, page_size * both)[:, :, : page_size * head_dim]
-        for row in rows:
-            mass = attention_mass(
-                query[row.query_end - row.queries : row.query_end],
-                keys,
-                layout,
-                row.pages,
-                row.token_index.numel(),
-                self.scale,
-            )
-            row.mass = mass if row.mass is None else row.mass + mass
-            row.layers += 1
+        size = page_size * both // 2
+        layout = cpu_key_layout(layer.isa, page_size, both // 2, kv_cache.dtype)
+        return kv_cache.view(pages, heads, 2 * size)[:, :, :size], layout
 
 
 class MemDecayCPUBackend(CPUAttentionBackend):

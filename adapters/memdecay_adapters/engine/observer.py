@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from memdecay_adapters.engine.step_messages import AttentionReport, MassReport, StepDirections
 from memdecay_agents.errors import ConfigError
+from memdecay_kernels import MassPlan
 
 
-@dataclass
-class ObservedRow:
-    """One request whose attention is measured in this step."""
+class ObservedRows(NamedTuple):
+    """The requests whose attention is measured in a step."""
 
-    request_id: str
-    pages: torch.Tensor
-    """int64 ``[P]``: retained page ids, logical order."""
-    token_index: torch.Tensor
-    """int64 ``[retained]``: the logical index of each retained token."""
-    query_end: int
-    """One past the row's last query among the batch's tokens."""
-    queries: int
-    """The newest queries that are measured."""
-    mass: torch.Tensor | None = None
-    """float32 ``[retained]``, on the attention's device: summed over the layers so far."""
-    layers: int = 0
+    request_ids: tuple[str, ...]
+    token_index: tuple[torch.Tensor, ...]
+    """int64 ``[retained]`` each: the logical index of each retained token."""
+    plan: MassPlan
+    """Sums the mass over the observed layers."""
 
 
 class StepObserver:
@@ -40,7 +32,7 @@ class StepObserver:
         self.directions = StepDirections()
         self.request_ids: Callable[[], list[str]] = list
         """The batch's request ids in row order; read when rows are built, after the runner's reordering."""
-        self._rows: list[ObservedRow] = []
+        self._rows: list[ObservedRows] = []
 
     def start_step(self, directions: StepDirections, request_ids: Callable[[], list[str]]) -> None:
         """Take a step's directions."""
@@ -48,17 +40,19 @@ class StepObserver:
         self.request_ids = request_ids
         self._rows = []
 
-    def watch(self, row: ObservedRow) -> None:
-        """Register a row; its mass is added by the attention layers of this step."""
-        self._rows.append(row)
+    def watch(self, rows: ObservedRows) -> None:
+        """Register rows; their mass is added by the attention layers of this step."""
+        self._rows.append(rows)
 
     def report(self) -> AttentionReport | None:
         """What was measured in this step; None if nothing was."""
-        measured = {
-            row.request_id: MassReport(row.token_index, (row.mass / row.layers).cpu())
-            for row in self._rows
-            if row.mass is not None
-        }
+        measured = {}
+        for rows in self._rows:
+            if not rows.plan.layers:
+                continue
+            mass = (rows.plan.mass / rows.plan.layers).cpu()
+            for row, (request_id, index) in enumerate(zip(rows.request_ids, rows.token_index, strict=True)):
+                measured[request_id] = MassReport(index, mass[row, : index.numel()])
         self._rows = []
         return AttentionReport(measured) if measured else None
 

@@ -232,6 +232,12 @@ class ChatMemDecayFields(BaseChatModel):
             self.tenant, self.default_budget, self.budgets, self.pin, self.default_output_region, self.rewind
         )
 
+    def _unnamed_model_max_tokens(self) -> int | None:
+        """Longest sequence of the model that is meant where none is named."""
+        from memdecay_adapters.models import DEFAULT_MODEL_MAX_TOKENS
+
+        return DEFAULT_MODEL_MAX_TOKENS
+
     def _resolve_model_profile(self) -> ModelProfile | None:
         return model_profile(self)
 

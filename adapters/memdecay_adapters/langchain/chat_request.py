@@ -141,6 +141,7 @@ def build_request(
         prompt_tokens=len(prompt.token_ids),
         max_model_len=engine.max_model_len,
         grammar=format.grammar,
+        make=getattr(engine, "make_sampling", None),
     )
     hints = RequestHints(
         tenant=settings.tenant,

@@ -12,7 +12,6 @@ from langchain_core.language_models.model_profile import ModelProfile
 from memdecay_adapters.langchain.parser_choice import AUTO
 from memdecay_adapters.langchain.time_limit import check_time_limit
 from memdecay_adapters.langgraph.metadata import NodeSettings, check_regions
-from memdecay_adapters.models import DEFAULT_MODEL_MAX_TOKENS
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, UnsupportedError
 from memdecay_agents.policies import get_policy
@@ -89,7 +88,7 @@ def _max_model_len(model: ChatMemDecayFields) -> int | None:
     if isinstance(given, int):
         return given
     if model.model is None:
-        return DEFAULT_MODEL_MAX_TOKENS
+        return model._unnamed_model_max_tokens()
     config_file = _local_config(model.model)
     if config_file is None:
         return None
