@@ -112,6 +112,12 @@ class EngineError(MemDecayError):
     code = "engine"
 
 
+class TimeLimitError(MemDecayError, TimeoutError):
+    """A request that has not ended within the time it was given."""
+
+    code = "time_limit"
+
+
 class PayloadError(MemDecayError):
     """A request to the server is malformed, too large, or asks for what this client may not have."""
 

@@ -94,6 +94,12 @@ class ChatMemDecayRemote(ChatMemDecay):
         engine = self.engine or open_remote_engine(*self._address())
         return str(engine.model_name) if engine is not None else self.model or "remote"
 
+    def _unnamed_model_max_tokens(self) -> int | None:
+        from memdecay_adapters.remote.shared import open_remote_engine
+
+        engine = open_remote_engine(*self._address())
+        return None if engine is None else int(engine.max_model_len)
+
     @property
     def lc_secrets(self) -> dict[str, str]:
         """Fields that serialisation leaves out, and where to find them again."""

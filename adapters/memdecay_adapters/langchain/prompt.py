@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import BaseMessage
 
+from memdecay_adapters.langchain.kept_ids import find_kept
 from memdecay_adapters.langchain.messages import Conversation, convert_messages
 from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
 from memdecay_adapters.langchain.regions import Label
@@ -26,7 +27,7 @@ class TaggedPrompt:
     """A prompt and the region of every token of it."""
 
     token_ids: list[int]
-    """Ids as ``tokenizer.apply_chat_template(...)`` gives them."""
+    """Ids as ``tokenizer.apply_chat_template(...)`` gives them, but for answers that carry ids of their own."""
     spans: list[Span]
     """Spans that partition [0, len(token_ids))."""
     text: str
@@ -91,7 +92,9 @@ def build_prompt(
         add_generation_prompt=add_generation_prompt,
         generation=Label(default_output_region),
     )
-    tokenised = tokenise(tokenizer, rendered.text, rendered.stretches, config)
+    opening = "" if rendered.generation_start is None else rendered.text[rendered.generation_start :]
+    kept = find_kept(messages, tokenizer, rendered.text, opening)
+    tokenised = tokenise(tokenizer, rendered.text, rendered.stretches, config, kept)
     reason = rendered.fallback_reason
     if reason is None and not tokenised.exact:
         reason = "the tokenizer gives no character offsets"

@@ -100,13 +100,22 @@ def to_sampling_params(
 
 
 def n_logprobs(fields: Mapping[str, Any]) -> int | None:
-    """Alternatives per token that vLLM is asked for: from ``logprobs`` and ``top_logprobs``."""
+    """Alternatives per token that vLLM is asked for: from ``logprobs`` and ``top_logprobs``.
+
+    Raises:
+        ConfigError: a negative number; vLLM would take -1 for the whole vocabulary, at each token.
+    """
     asked, top = fields.get("logprobs"), fields.get("top_logprobs")
     if asked is None or asked is False:
         return None
-    if asked is True:
-        return int(top or 0)
-    return int(asked)
+    number = int(top or 0) if asked is True else int(asked)
+    if number < 0:
+        raise ConfigError(
+            where=f"logprobs={asked!r}" if asked is not True else f"top_logprobs={top!r}",
+            rule="the number of alternatives per token cannot be negative",
+            remedy="Give 0 for the chosen token only, or a number that the engine allows (max_logprobs, 20).",
+        )
+    return number
 
 
 def _max_tokens(asked: int | None, prompt_tokens: int, max_model_len: int) -> int:

@@ -35,6 +35,8 @@ class Rendered(NamedTuple):
     stretches: list[Stretch]
     fallback_reason: str | None
     """Why the regions are approximate; None: they are exact."""
+    generation_start: int | None = None
+    """First character of the generation prompt; None: there is none, or it was not found."""
 
 
 class ChatTemplate:
@@ -146,12 +148,12 @@ def render_regions(
             "approximate.",
         )
         resolved = resolve(anchored_runs(text, entries), defaults, SYSTEM)
-    stretches = resolved.stretches
+    stretches, start = resolved.stretches, None
     if add_generation_prompt:
         start = _generation_start(template, text, resolved, plain_messages, plain_tools)
         if start is not None:
             stretches = with_generation(stretches, start, generation)
-    return Rendered(text, stretches, reason)
+    return Rendered(text, stretches, reason, start)
 
 
 def _generation_start(
