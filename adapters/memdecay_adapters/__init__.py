@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from memdecay_adapters.engine import MemDecayEngine
     from memdecay_adapters.langchain.chat_model import ChatMemDecay
+    from memdecay_adapters.langchain.middleware import MemDecayMiddleware
     from memdecay_adapters.langchain.tags import mark, tag
     from memdecay_adapters.langgraph.state_graph import MemDecayStateGraph
     from memdecay_adapters.langgraph.wrap import wrap
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
 _HOME = {
     "ChatMemDecay": "memdecay_adapters.langchain.chat_model",
     "MemDecayEngine": "memdecay_adapters.engine",
+    "MemDecayMiddleware": "memdecay_adapters.langchain.middleware",
     "MemDecayStateGraph": "memdecay_adapters.langgraph.state_graph",
     "mark": "memdecay_adapters.langchain.tags",
     "tag": "memdecay_adapters.langchain.tags",
     "wrap": "memdecay_adapters.langgraph.wrap",
 }
 
-__all__ = ["ChatMemDecay", "MemDecayEngine", "MemDecayStateGraph", "mark", "tag", "wrap"]
+__all__ = ["ChatMemDecay", "MemDecayEngine", "MemDecayMiddleware", "MemDecayStateGraph", "mark", "tag", "wrap"]
 
 
 def __getattr__(name: str) -> object:
