@@ -56,9 +56,7 @@ def with_and_without(
     """Run an agent with our middleware last and without it, and hold the results against each other."""
     plain, model = Recorder(script=script, calls=[]), Recorder(script=script, calls=[])
     expected = run(create_agent(plain, [search], system_prompt="Be short.", name="clerk", middleware=others(plain)))
-    agent = create_agent(
-        model, [search], system_prompt="Be short.", name="clerk", middleware=[*others(model), ours]
-    )
+    agent = create_agent(model, [search], system_prompt="Be short.", name="clerk", middleware=[*others(model), ours])
     result = run(agent)
     assert bare(result) == bare(expected)
     return Run(result, model.calls, agent)

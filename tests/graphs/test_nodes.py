@@ -107,8 +107,8 @@ def command(model: Recorder) -> Any:
 
 
 KINDS = [
-    sync_function, async_function, generator, async_generator, streaming_function, with_config_parameter, partial_function,
-    Object, chain, both_ways, batch_in_a_node, command,
+    sync_function, async_function, generator, async_generator, streaming_function, with_config_parameter,
+    partial_function, Object, chain, both_ways, batch_in_a_node, command,
 ]  # fmt: skip
 ONLY_ASYNC = [async_function, async_generator]
 

@@ -118,7 +118,7 @@ async def set_up(opened: Any) -> AsyncIterator[Any]:
         yield saver
 
 
-@pytest.mark.tried("memory checkpointer: interrupts, resume, history, time travel, edited states", "langgraph-checkpoint")
+@pytest.mark.tried("memory checkpointer: interrupts, resume, time travel, edited states", "langgraph-checkpoint")
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 def test_memory(sync: bool) -> None:
     check(conversing(InMemorySaver, sync=sync))
