@@ -91,6 +91,7 @@ def test_create_agent(run: Callable[[Any], Any]) -> None:
     assert regions(done.result) == [None, "plan", None, "plan"]
 
 
+@pytest.mark.tried("create_agent, also named, as a node and with a response format", "langchain")
 def test_create_agent_as_a_node_with_a_response_format() -> None:
     from langchain.agents.structured_output import ToolStrategy
     from langgraph.graph import START, MessagesState, StateGraph

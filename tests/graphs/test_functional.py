@@ -50,6 +50,7 @@ def test_entrypoint_and_tasks() -> None:
     assert len(done.calls) == 6  # finished tasks are not run again when a turn is resumed
 
 
+@pytest.mark.tried("functional API: entrypoint and task, sync and async, final, previous, interrupts")
 def test_async_entrypoint_with_a_budget_of_its_own_for_a_task() -> None:
     def build(model: Recorder) -> Any:
         @task

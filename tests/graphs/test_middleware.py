@@ -127,7 +127,7 @@ def test_the_last_one_sees_edited_requests(run: Callable[[Any], Any]) -> None:
     assert "[cleared]" not in [m.text for m in done.result["messages"]]  # edits and tags stay out of the state
 
 
-@pytest.mark.tried("... all of them together, and another chat model", "langchain")
+@pytest.mark.tried("... all of them together", "langchain")
 @both_ways
 def test_all_together(run: Callable[[Any], Any]) -> None:
     def others(model: Recorder) -> list[Any]:
@@ -140,6 +140,7 @@ def test_all_together(run: Callable[[Any], Any]) -> None:
     assert all(call.settings.unlimited for call in done.calls)
 
 
+@pytest.mark.tried("... with another chat model, which is left alone", "langchain")
 @both_ways
 def test_another_chat_model_is_left_alone(run: Callable[[Any], Any]) -> None:
     class Strict(GenericFakeChatModel):

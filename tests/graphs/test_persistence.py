@@ -162,7 +162,7 @@ def check_store(open_store: Callable[[], BaseStore]) -> None:
     assert bare(done.graph.store.get(("facts",), "last").value) == {"text": "two"}
 
 
-@pytest.mark.tried("stores: memory, SQLite, PostgreSQL", "langgraph-checkpoint", "langgraph-checkpoint-sqlite")
+@pytest.mark.tried("stores: memory, SQLite", "langgraph-checkpoint", "langgraph-checkpoint-sqlite")
 def test_stores() -> None:
     check_store(InMemoryStore)
     with SqliteStore.from_conn_string(":memory:") as store:
@@ -170,6 +170,7 @@ def test_stores() -> None:
         check_store(lambda: store)
 
 
+@pytest.mark.tried("PostgreSQL store", "langgraph-checkpoint-postgres", "psycopg")
 def test_postgres_store(postgres_server: str) -> None:
     with PostgresStore.from_conn_string(postgres_server) as store:
         store.setup()

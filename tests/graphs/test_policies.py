@@ -134,6 +134,7 @@ class Gathered(TypedDict):
     items: Annotated[list[Any], operator.add]
 
 
+@pytest.mark.tried("deferred nodes, error handlers, runtime context")
 def test_deferred_nodes_run_last() -> None:
     def build(model: Recorder) -> Any:
         builder = StateGraph(Gathered)
@@ -153,6 +154,7 @@ class Context:
     user: str
 
 
+@pytest.mark.tried("deferred nodes, error handlers, runtime context")
 def test_runtime_context_is_injected() -> None:
     def build(model: Recorder) -> Any:
         def planner(state: MessagesState, runtime: Runtime[Context]) -> dict[str, Any]:
