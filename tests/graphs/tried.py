@@ -1,4 +1,4 @@
-"""The README's table of what was tried with which versions: ``python -m tests.graphs.tried`` runs the tests and writes it.
+"""The README's table of what was tried; ``python -m tests.graphs.tried`` runs the tests and writes it.
 
 A row is a marker ``@pytest.mark.tried(what, *packages)`` on a test; tests with the same text share a row.
 """
