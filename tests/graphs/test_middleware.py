@@ -19,7 +19,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 
-from memdecay_adapters import MemDecayMiddleware, tag, wrap
+from memdecay_adapters import MemDecayMiddleware, mark, tag, wrap
 from memdecay_adapters.langchain.middleware import is_memdecay_model
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.errors import ConfigError, RegionError
@@ -170,6 +170,14 @@ def test_what_another_middleware_says_of_the_call_wins() -> None:
     assert model.calls[0].budget_tokens == 64
     assert model.calls[0].settings.pins == ("plan",)
     assert model.calls[0].keywords["temperature"] == 0.5
+
+
+def test_a_tag_that_a_result_carries_wins() -> None:
+    model = Recorder(calls=[])
+    result = mark(ToolMessage("first the crates", name="plan", tool_call_id="plan-0"), "plan")
+    agent = create_agent(model, [search], middleware=[MemDecayMiddleware(tool_regions={"plan": "retrieval"})])
+    agent.invoke({"messages": [HumanMessage("hello"), asks("plan"), result]})
+    assert model.calls[0].regions[-1] == ("plan",)
 
 
 def test_a_tag_of_the_tool_itself_wins() -> None:

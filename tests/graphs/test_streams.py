@@ -101,9 +101,10 @@ def test_events(build: Callable[[Recorder], Any]) -> None:
         # langgraph takes a chain apart that is a node; wrapped, it is one more run with the same steps inside
         return [(e["event"], e["name"], comparable(e["data"])) for e in events if e["name"] != "RunnableSequence"]
 
-    done = same(build, lambda graph: asyncio.run(run(graph)), NODES)
+    nodes = {**NODES, "answer": {"output_region": "retrieval"}}
+    done = same(build, lambda graph: asyncio.run(run(graph)), nodes)
     assert {"on_chat_model_stream", "on_chain_end"} <= {event for event, _, _ in done.result}
-    assert "plan" in regions(done.graph.get_state(THREAD).values)
+    assert regions(done.graph.get_state(THREAD).values) == [None, "plan", "retrieval"]
 
 
 def test_streamed_tokens_carry_the_tag_once_and_the_state_the_same_tag() -> None:
