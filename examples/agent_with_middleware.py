@@ -4,7 +4,7 @@ The second middleware makes the agent call the tool first and answer then, so th
 Run: python examples/agent_with_middleware.py
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import ContextEditingMiddleware, ModelRequest, wrap_model_call
@@ -15,10 +15,10 @@ from memdecay_adapters import ChatMemDecay, MemDecayMiddleware
 
 
 @tool
-def search(topic: str) -> str:
+def search(topic: Literal["loading", "storing", "weighing"]) -> str:
     """Search the handbook of the warehouse."""
     rules = ["is loaded last", "stays dry", "is weighed at the gate", "needs two people"]
-    return "\n".join(f"Rule {n}: what is in hall {n % 7} {rules[n % 4]}; it concerns {topic[:20]}." for n in range(40))
+    return "\n".join(f"Rule {n}: what is in hall {n % 7} {rules[n % 4]}; it concerns {topic}." for n in range(40))
 
 
 @wrap_model_call

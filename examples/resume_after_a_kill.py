@@ -43,7 +43,7 @@ def talk(path: str, question: str | None, show: Callable[[str], None]) -> list[A
     """Finish what was cut off, ask the question if there is one, and return the whole conversation."""
     with SqliteSaver.from_conn_string(path) as checkpointer:
         app = build(checkpointer)
-        if app.get_state(THREAD).next:
+        if app.get_state(THREAD).tasks:  # not .next: a node may have finished whose answer is not in the state yet
             turn(app, None, show)
         if question:
             turn(app, {"messages": [HumanMessage(question)]}, show)
