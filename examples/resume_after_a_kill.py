@@ -42,12 +42,16 @@ def turn(app: Any, given: dict[str, Any] | None, show: Callable[[str], None]) ->
 def talk(path: str, question: str | None, show: Callable[[str], None]) -> list[Any]:
     """Finish what was cut off, ask the question if there is one, and return the whole conversation."""
     with SqliteSaver.from_conn_string(path) as checkpointer:
-        app = build(checkpointer)
-        if app.get_state(THREAD).tasks:  # not .next: a node may have finished whose answer is not in the state yet
-            turn(app, None, show)
-        if question:
-            turn(app, {"messages": [HumanMessage(question)]}, show)
-        return list(app.get_state(THREAD).values.get("messages", []))
+        return converse(build(checkpointer), question, show)
+
+
+def converse(app: Any, question: str | None, show: Callable[[str], None]) -> list[Any]:
+    """The same, with the agent."""
+    if app.get_state(THREAD).tasks:  # not .next: a node may have finished whose answer is not in the state yet
+        turn(app, None, show)
+    if question:
+        turn(app, {"messages": [HumanMessage(question)]}, show)
+    return list(app.get_state(THREAD).values.get("messages", []))
 
 
 def main() -> None:
