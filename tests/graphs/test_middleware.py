@@ -21,7 +21,7 @@ from langchain_core.tools import tool
 
 from memdecay_adapters import MemDecayMiddleware, mark, tag, wrap
 from memdecay_adapters.langchain.middleware import is_memdecay_model
-from memdecay_agents import MemDecayConfig
+from memdecay_agents import ContextFraction, FixedBudget, MemDecayConfig, PoolShare
 from memdecay_agents.errors import ConfigError, RegionError
 from tests.graphs.compare import Run, bare, regions
 from tests.graphs.recorder import Recorder, Script
@@ -191,6 +191,16 @@ def test_a_tag_of_the_tool_itself_wins() -> None:
     )
     invoke(create_agent(model, [plan], middleware=[MemDecayMiddleware(tool_regions={"plan": "retrieval"})]))
     assert model.calls[1].regions[-1] == ("plan",)
+
+
+@pytest.mark.parametrize(
+    "budget", [FixedBudget(tokens=512, guaranteed_tokens=256), ContextFraction(fraction=0.25), PoolShare(weight=2.0)]
+)
+def test_every_kind_of_budget_reaches_the_call(budget: Any) -> None:
+    model = Recorder(calls=[])
+    invoke(create_agent(model, [], middleware=[MemDecayMiddleware(budget=budget)]))
+    invoke(wrap(create_agent(model, []), budget=budget))
+    assert [call.settings.budget for call in model.calls] == [budget, budget]
 
 
 def test_bad_settings_are_refused_when_the_middleware_is_made() -> None:
