@@ -439,8 +439,8 @@ setting = st.fixed_dictionaries(
                 1,
                 9,
                 FixedBudget(tokens=512, guaranteed_tokens=256),
-                ContextFraction(fraction=0.25),
-                PoolShare(weight=2.0),
+                ContextFraction(fraction=0.25, floor_tokens=64),
+                PoolShare(weight=2.0, guaranteed_tokens=64),
             ]
         ),
         "output_region": st.just("plan"),

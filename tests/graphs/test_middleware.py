@@ -194,7 +194,12 @@ def test_a_tag_of_the_tool_itself_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    "budget", [FixedBudget(tokens=512, guaranteed_tokens=256), ContextFraction(fraction=0.25), PoolShare(weight=2.0)]
+    "budget",
+    [
+        FixedBudget(tokens=512, guaranteed_tokens=256),
+        ContextFraction(fraction=0.25, floor_tokens=64),
+        PoolShare(weight=2.0, guaranteed_tokens=64),
+    ],
 )
 def test_every_kind_of_budget_reaches_the_call(budget: Any) -> None:
     model = Recorder(calls=[])
