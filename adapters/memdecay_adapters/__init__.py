@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memdecay_adapters.langchain.chat_model import ChatMemDecay
     from memdecay_adapters.langchain.chat_remote import ChatMemDecayRemote
     from memdecay_adapters.langchain.marking import mark, tag
+    from memdecay_adapters.langchain.middleware import MemDecayMiddleware
     from memdecay_adapters.langchain.region_rules import Between, RegionRules
     from memdecay_adapters.langgraph.state_graph import MemDecayStateGraph
     from memdecay_adapters.langgraph.wrap import wrap
@@ -29,6 +30,7 @@ _HOME = {
     "ChatMemDecay": "memdecay_adapters.langchain.chat_model",
     "ChatMemDecayRemote": "memdecay_adapters.langchain.chat_remote",
     "MemDecayEngine": "memdecay_adapters.engine",
+    "MemDecayMiddleware": "memdecay_adapters.langchain.middleware",
     "MemDecayStateGraph": "memdecay_adapters.langgraph.state_graph",
     "RegionRules": "memdecay_adapters.langchain.region_rules",
     "mark": "memdecay_adapters.langchain.marking",
@@ -41,6 +43,7 @@ __all__ = [
     "ChatMemDecay",
     "ChatMemDecayRemote",
     "MemDecayEngine",
+    "MemDecayMiddleware",
     "MemDecayStateGraph",
     "RegionRules",
     "mark",
