@@ -55,7 +55,7 @@ def _vllm() -> Finding:
 
 
 def _compiler() -> Finding:
-    found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    found = next((path for name in ("c++", "g++") if (path := shutil.which(name))), None)
     if found is None:
         return Finding("compiler", "warning", "no C++ compiler", "vLLM compiles on demand: install g++.")
     return Finding("compiler", "ok", found)

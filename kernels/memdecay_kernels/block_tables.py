@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from memdecay_kernels.checks import check_tensor
 from memdecay_kernels.implementations import native_for
 from memdecay_kernels.reference import tables as reference
 
@@ -36,7 +37,16 @@ def compact_block_table(
         seq_lens: int32 ``[requests]``: logical lengths in tokens.
         page_size_tokens: tokens in a page.
         null_page: the id that marks an evicted page.
+
+    Raises:
+        ValueError: dtypes or shapes that do not fit, or (on the host) a negative length.
     """
+    check_tensor("block_table", block_table, (torch.int32,), (None, None))
+    check_tensor("seq_lens", seq_lens, (torch.int32,), (block_table.shape[0],))
+    if page_size_tokens < 1:
+        raise ValueError(f"pages of {page_size_tokens} tokens")
+    if seq_lens.device.type == "cpu" and seq_lens.numel() and int(seq_lens.min()) < 0:
+        raise ValueError(f"a length of {int(seq_lens.min())} tokens")
     kept = torch.empty(block_table.shape, dtype=torch.bool, device=block_table.device)
     table, kept_tokens = (
         torch.empty_like(block_table, memory_format=torch.contiguous_format),

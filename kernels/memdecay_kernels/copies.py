@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from memdecay_kernels.checks import check_tensor
 from memdecay_kernels.implementations import native_for
 from memdecay_kernels.reference import pages as reference
 
@@ -17,7 +18,8 @@ def copy_pages(
         source: ``[num_source_pages, ...]``, pages contiguous.
         source_pages: int64 ``[n]``.
         target: ``[num_target_pages, ...]`` of the same page shape and dtype; written in place.
-        target_pages: int64 ``[n]``, distinct.
+        target_pages: int64 ``[n]``, distinct; within one cache none of them is a source page, since the order of the
+            copies is nobody's to know.
 
     Raises:
         ValueError: page shapes or dtypes differ, the two index lists have different lengths, or (on the host) an
@@ -25,6 +27,8 @@ def copy_pages(
     """
     if source.shape[1:] != target.shape[1:] or source.dtype != target.dtype:
         raise ValueError(f"pages of {source.shape[1:]} {source.dtype} do not fit {target.shape[1:]} {target.dtype}")
+    check_tensor("source_pages", source_pages, (torch.int64,), (None,))
+    check_tensor("target_pages", target_pages, (torch.int64,), (None,))
     if source_pages.shape != target_pages.shape:
         raise ValueError(f"{source_pages.numel()} source pages for {target_pages.numel()} target pages")
     for name, cache, pages in (("source", source, source_pages), ("target", target, target_pages)):

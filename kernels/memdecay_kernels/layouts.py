@@ -41,6 +41,15 @@ class KeyLayout:
     offsets: torch.Tensor
     name: str
 
+    def __post_init__(self) -> None:
+        """Check that no element has a negative place.
+
+        Raises:
+            ValueError: the offsets are no int64 ``[page_size_tokens, head_dim]`` of places from 0 on.
+        """
+        if self.offsets.dtype is not torch.int64 or self.offsets.dim() != 2 or int(self.offsets.min()) < 0:
+            raise ValueError(f"layout {self.name!r}: offsets have to be int64 [page_size, head_dim], from 0 on")
+
     @property
     def page_size_tokens(self) -> int:
         """Tokens in a page."""
@@ -66,6 +75,11 @@ class KeyLayout:
     def offsets32(self) -> torch.Tensor:
         """The offsets as contiguous int32 on the host, for the native library."""
         return self.offsets.to(device="cpu", dtype=torch.int32).contiguous()
+
+    @cached_property
+    def last_place(self) -> int:
+        """The largest offset."""
+        return int(self.offsets.max())
 
     @cached_property
     def tile_kind(self) -> int:

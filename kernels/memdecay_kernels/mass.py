@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from memdecay_kernels.checks import check_tensor
 from memdecay_kernels.implementations import native_for
 from memdecay_kernels.layouts import KeyLayout
 from memdecay_kernels.reference import mass as reference
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def attention_mass(
@@ -57,19 +58,26 @@ def attention_mass(
     Raises:
         ValueError: shapes or dtypes that do not fit together, or an unknown ``head_reduce``.
     """
+    check_tensor("query", query, FLOATS, (None, None, None))
+    check_tensor("key_cache", key_cache, FLOATS, (None, None, None) if layout is not None else (None,) * 4)
+    check_tensor("block_table", block_table, (torch.int32,), (None, None))
     requests = block_table.shape[0]
     if query_ends is None or windows is None:
         query_ends, windows = _default_queries(query, requests)
+    for name, row in (("context_lens", context_lens), ("query_ends", query_ends), ("windows", windows)):
+        check_tensor(name, row, (torch.int32,), (requests,))
     page_size = layout.page_size_tokens if layout is not None else key_cache.shape[2]
     if out is None:
         longest = int(context_lens.max()) if requests else 0
         out, accumulate = query.new_zeros(requests, longest, dtype=torch.float32), False
-    check_shapes(query, key_cache, layout, head_reduce, out)
+    check_tensor("out", out, (torch.float32,), (requests, None))
+    check_shapes(query, key_cache, layout, head_reduce)
     if query.device.type == "cpu":
         check_rows(
             block_table, context_lens, query_ends, windows,
             page_size_tokens=page_size, query_tokens=query.shape[0], columns=out.shape[1],
         )  # fmt: skip
+        check_pages(block_table, context_lens, page_size, key_cache.shape[0])
     native = native_for("attention_mass", query.device)
     if native is None or not native.attention_mass(
         query, key_cache, layout, block_table, context_lens, query_ends, windows, scale, head_reduce, out, accumulate
@@ -93,10 +101,8 @@ def _default_queries(query: torch.Tensor, requests: int) -> tuple[torch.Tensor, 
     return ends, windows
 
 
-def check_shapes(
-    query: torch.Tensor, key_cache: torch.Tensor, layout: KeyLayout | None, head_reduce: str, out: torch.Tensor
-) -> None:
-    """Check that queries, keys and masses fit together; see `attention_mass`.
+def check_shapes(query: torch.Tensor, key_cache: torch.Tensor, layout: KeyLayout | None, head_reduce: str) -> None:
+    """Check that queries and keys fit together; see `attention_mass`.
 
     Raises:
         ValueError: what does not.
@@ -104,12 +110,12 @@ def check_shapes(
     _, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[1]
     key_dim = layout.head_dim if layout is not None else key_cache.shape[3]
-    if num_heads % num_kv_heads or head_dim != key_dim:
+    if not num_kv_heads or not num_heads or num_heads % num_kv_heads or head_dim != key_dim:
         raise ValueError(f"query heads {num_heads} x {head_dim} do not fit {num_kv_heads} key heads x {key_dim}")
-    if layout is not None and key_cache.shape[2] != layout.offsets.numel():
+    if layout is not None and (
+        key_cache.shape[2] != layout.offsets.numel() or layout.last_place >= layout.offsets.numel()
+    ):
         raise ValueError(f"cells of {key_cache.shape[2]} elements do not fit layout {layout.name!r}")
-    if query.dtype not in _FLOATS or key_cache.dtype not in _FLOATS or out.dtype is not torch.float32:
-        raise ValueError(f"queries {query.dtype}, keys {key_cache.dtype}, out {out.dtype}: floats of 16 or 32 bits")
     if head_reduce not in ("mean", "max"):
         raise ValueError(f"head_reduce {head_reduce!r} is neither 'mean' nor 'max'")
 
@@ -149,3 +155,23 @@ def check_rows(
             )
         if not window <= end <= query_tokens:
             raise ValueError(f"row {row}: {window} queries up to {end} do not fit {query_tokens} queries")
+
+
+def check_pages(block_table: torch.Tensor, context_lens: torch.Tensor, page_size_tokens: int, pool_pages: int) -> None:
+    """Check that the pages that a row uses are in the pool; rows on the host only.
+
+    Args:
+        block_table: int32 ``[R, P]``.
+        context_lens: int32 ``[R]``.
+        page_size_tokens: tokens in a page.
+        pool_pages: pages in the pool.
+
+    Raises:
+        ValueError: which row names a page that is not there.
+    """
+    used_pages = (context_lens + (page_size_tokens - 1)) // page_size_tokens
+    used = torch.arange(block_table.shape[1]) < used_pages[:, None]
+    outside = ((block_table < 0) | (block_table >= pool_pages)) & used
+    if bool(outside.any()):
+        row = int(outside.any(1).nonzero()[0])
+        raise ValueError(f"row {row}: page {int(block_table[row][outside[row]][0])} is not among {pool_pages} pages")

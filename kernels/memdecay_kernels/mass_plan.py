@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from memdecay_kernels.checks import check_tensor
 from memdecay_kernels.implementations import native_for
 from memdecay_kernels.layouts import KeyLayout
-from memdecay_kernels.mass import attention_mass, check_rows, check_shapes
+from memdecay_kernels.mass import FLOATS, attention_mass, check_pages, check_rows, check_shapes
 from memdecay_kernels.native.mass_call import MassCall, MassRows
 
 MAX_LAYERS = 64
@@ -40,9 +41,12 @@ class MassPlan:
         query_tokens: int,
         head_reduce: str = "mean",
     ) -> None:
+        check_tensor("block_table", block_table, (torch.int32,), (None, None))
+        for name, row in (("context_lens", context_lens), ("query_ends", query_ends), ("windows", windows)):
+            check_tensor(name, row, (torch.int32,), (block_table.shape[0],))
         longest = int(context_lens.max()) if context_lens.numel() else 0
         self.rows = MassRows(block_table, context_lens, query_ends, windows)
-        self.head_reduce = head_reduce
+        self.head_reduce, self.page_size_tokens = head_reduce, page_size_tokens
         self.mass = torch.zeros(block_table.shape[0], longest)
         """float32 ``[R, longest context]``, where the queries are: summed over the layers, once `finish` was called."""
         self.layers = 0
@@ -91,7 +95,10 @@ class MassPlan:
     def _new_call(
         self, query: torch.Tensor, key_cache: torch.Tensor, layout: KeyLayout | None, scale: float
     ) -> MassCall | None:
-        check_shapes(query, key_cache, layout, self.head_reduce, self.mass)
+        check_tensor("query", query, FLOATS, (None, None, None))
+        check_tensor("key_cache", key_cache, FLOATS, (None, None, None) if layout is not None else (None,) * 4)
+        check_shapes(query, key_cache, layout, self.head_reduce)
+        check_pages(self.rows.block_table, self.rows.context_lens, self.page_size_tokens, key_cache.shape[0])
         native = native_for("mass_call", query.device)
         if native is None:
             return None

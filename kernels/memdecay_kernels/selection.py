@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from memdecay_kernels.checks import check_tensor
 from memdecay_kernels.implementations import native_for
 from memdecay_kernels.reference import pages as reference
 
@@ -25,10 +26,15 @@ def select_pages(
     Raises:
         ValueError: arrays of different lengths, or a negative count.
     """
-    if evictable.shape != page_scores.shape or count < 0:
-        raise ValueError(f"{count} of {tuple(page_scores.shape)} scores with {tuple(evictable.shape)} flags")
+    check_tensor("page_scores", page_scores, (torch.float32,), (None,))
+    check_tensor("evictable", evictable, (torch.bool,), (page_scores.numel(),))
+    if count < 0:
+        raise ValueError(f"{count} pages cannot be chosen")
     if out is None:
         out = torch.empty(count, dtype=torch.int64, device=page_scores.device)
+    check_tensor("out", out, (torch.int64,), (count,))
+    if not out.is_contiguous():
+        raise ValueError("out has to be contiguous")
     native = native_for("select_pages", page_scores.device)
     (reference if native is None else native).select_pages(page_scores, evictable, out)
     return out

@@ -26,12 +26,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("isa", "page", "dtype"), CASES)
-@pytest.mark.parametrize(("window", "short"), [(1, 0), (16, 5)])
-def test_mass_over_vllms_own_pages(implementation, isa, page, dtype, window, short):  # noqa: F811
+@pytest.mark.parametrize(("window", "short", "dim"), [(1, 0, 64), (16, 5, 64), (3, 1, 128)])
+def test_mass_over_vllms_own_pages(implementation, isa, page, dtype, window, short, dim):  # noqa: F811
     if isa == "amx" and not torch.cpu._is_amx_tile_supported():
         pytest.skip("this processor has no matrix unit")
     generator = torch.Generator().manual_seed(7)
-    tokens, heads, kv_heads, dim = page * 5, 9, 3, 64
+    tokens, heads, kv_heads = page * 5, 9, 3
     keys = torch.randn(tokens, kv_heads, dim, generator=generator).to(dtype)
     query = torch.randn(window, heads, dim, generator=generator).to(dtype)
     cache = torch.zeros(6, kv_heads, page * 2, dim, dtype=dtype)

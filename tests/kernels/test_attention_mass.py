@@ -94,7 +94,9 @@ def batches(draw):
     """Ragged requests over one pool: queries, packed keys, layout, rows and options."""
     kind = draw(st.sampled_from([*LAYOUTS, "plain"]))
     page = draw(st.sampled_from([16, 32] if kind == "pairs" else [8, 16, 24, 32]))
-    head_dim = draw(st.sampled_from([2, 8, 32, 64, 96]) if kind == "pairs" else st.sampled_from([3, 8, 20, 64]))
+    head_dim = draw(
+        st.sampled_from([2, 8, 32, 64, 96, 128, 160]) if kind == "pairs" else st.sampled_from([3, 8, 20, 64])
+    )
     kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 5))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
     requests = draw(st.integers(1, 4))
@@ -111,7 +113,7 @@ def batches(draw):
     # queries and keys are slices of larger tensors, as an engine passes them; what is not theirs is NaN
     fused = torch.full((int(ends[-1]) + 1, 2, kv_heads * group, head_dim), float("nan"))
     fused[:, 0] = torch.randn(fused[:, 0].shape, generator=generator)
-    query = fused.to(dtype)[:, 0]
+    query = fused.to(draw(st.sampled_from([dtype, torch.float32])))[:, 0]
     keys = (torch.randn(pool, kv_heads, page, head_dim, generator=generator) * magnitude).to(dtype)
     for row, length in enumerate(lengths):  # behind a context the memory is anything
         if length % page:
@@ -191,6 +193,19 @@ def test_layers_of_a_device_wait_for_one_launch(monkeypatch):
     assert launches[0][0][:3] == [0.0, 8.0, 16.0]
 
 
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+@pytest.mark.parametrize(("group", "window"), [(1, 1), (3, 1), (3, 16), (5, 7)])
+def test_pairs_of_bfloat16_of_every_width_that_a_matrix_unit_takes(implementation, head_dim, group, window):
+    generator = torch.Generator().manual_seed(head_dim)
+    layout, length = pair_layout(32, head_dim), 150
+    keys = torch.randn(6, 2, 32, head_dim, generator=generator).bfloat16()
+    query = torch.randn(window, 2 * group, head_dim, generator=generator).bfloat16()
+    table = torch.randperm(6, generator=generator)[:5]
+    mass = attention_mass(query, layout.pack(keys), layout, table.int()[None], int32(length), head_dim**-0.5)
+    flat = keys[table].permute(0, 2, 1, 3).reshape(-1, 2, head_dim)[:length]
+    torch.testing.assert_close(mass[0], direct_mass(query.float(), flat.float(), head_dim**-0.5), rtol=1e-4, atol=1e-7)
+
+
 def test_logits_beyond_any_exponent_still_give_a_distribution(implementation):
     layout = pair_layout(16, 32)
     keys = torch.zeros(2, 1, 16, 32)
@@ -226,7 +241,7 @@ def test_results_do_not_depend_on_threads_or_on_the_batch(implementation):
         ({"heads": 3}, "do not fit"),
         ({"context": 17}, "does not fit"),
         ({"reduce": "median"}, "neither"),
-        ({"dtype": torch.float64}, "floats of 16 or 32 bits"),
+        ({"dtype": torch.float64}, "query is float64"),
         ({"ends": 2}, "do not fit 1 queries"),
         ({"cells": 63}, "do not fit layout"),
     ],

@@ -95,9 +95,9 @@ def test_a_batch_of_queries_counts_as_so_many_single_ones(implementation):
 def test_indices_beyond_the_columns_are_refused_and_nothing_changes():
     columns = columns_of(2, 0)
     before = copied(columns)
-    with pytest.raises(ValueError, match="beyond the 32 tokens"):
+    with pytest.raises(ValueError, match="indices below 32"):
         observe_tokens(columns, torch.tensor([0, 32]), torch.tensor([0.5, 0.5]), ObserveRule(0.1, 4, 1e-3, 0, "never"))
-    with pytest.raises(ValueError, match="masses for"):
+    with pytest.raises(ValueError, match="mass is"):
         observe_tokens(columns, torch.tensor([0, 1]), torch.tensor([0.5]), ObserveRule(0.1, 4, 1e-3, 0, "never"))
     assert_same(columns, before)
 
@@ -174,7 +174,7 @@ def test_ranks_are_mean_ranks_among_equals(values):
 
 def test_pages_that_the_columns_do_not_have_are_refused():
     columns, flags = columns_of(2, 0), torch.ones(2, dtype=torch.bool)
-    with pytest.raises(ValueError, match="do not fit columns of 2 pages"):
+    with pytest.raises(ValueError, match="indices below 2"):
         score_pages(columns, torch.tensor([0, 2]), flags, terms_of(), PAGE, 32, 0)
-    with pytest.raises(ValueError, match="flags for"):
+    with pytest.raises(ValueError, match="evictable is"):
         score_pages(columns, torch.tensor([0]), flags, terms_of(), PAGE, 32, 0)

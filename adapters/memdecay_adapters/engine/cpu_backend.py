@@ -22,7 +22,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from memdecay_adapters.engine.attention_rows import check_step_rows, rows_to_observe
-from memdecay_adapters.engine.cpu_key_layout import cpu_key_layout
+from memdecay_adapters.engine.cpu_key_layout import cpu_key_layout, packed_keys
 from memdecay_adapters.engine.observer import ObservedRows, StepObserver
 from memdecay_kernels import KeyLayout, compact_block_table
 
@@ -90,19 +90,15 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
             and layer.layer_name in attn_metadata.observed_layers
         ):
             if self._keys is None or self._keys.data_ptr() != kv_cache.data_ptr():
-                self._keys, self._layout = self._packed_keys(layer, kv_cache)
+                page_size, head_dim = kv_cache.shape[2], kv_cache.shape[3] // 2
+                self._keys = packed_keys(kv_cache)
+                self._layout = cpu_key_layout(layer.isa, page_size, head_dim, kv_cache.dtype)
             attn_metadata.observed_rows.plan.add_layer(query, self._keys, self._layout, self.scale)
         return result
 
     _keys: torch.Tensor | None = None
     """The layer's keys: ``[num_pages, num_kv_heads, page_size * head_dim]``, a view of its cache, which never moves."""
     _layout: KeyLayout | None = None
-
-    def _packed_keys(self, layer: AttentionLayer, kv_cache: torch.Tensor) -> tuple[torch.Tensor, KeyLayout]:
-        pages, heads, page_size, both = kv_cache.shape
-        size = page_size * both // 2
-        layout = cpu_key_layout(layer.isa, page_size, both // 2, kv_cache.dtype)
-        return kv_cache.view(pages, heads, 2 * size)[:, :, :size], layout
 
 
 class MemDecayCPUBackend(CPUAttentionBackend):

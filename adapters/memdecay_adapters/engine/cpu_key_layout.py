@@ -53,6 +53,17 @@ def cpu_key_layout(isa: str, page_size_tokens: int, head_dim: int, dtype: torch.
         ) from error
 
 
+def packed_keys(kv_cache: torch.Tensor) -> torch.Tensor:
+    """The keys of a layer's cache, a view: ``[num_pages, num_kv_heads, page_size * head_dim]``.
+
+    Args:
+        kv_cache: ``[num_pages, num_kv_heads, page_size, 2 * head_dim]``; a head's keys come before its values.
+    """
+    pages, heads, page_size, both = kv_cache.shape
+    size = page_size * both // 2
+    return kv_cache.view(pages, heads, 2 * size)[:, :, :size]
+
+
 def probe_keys(isa: str, page_size_tokens: int, head_dim: int, dtype: torch.dtype) -> None:
     """Try at start-up what every measurement relies on: vLLM's keys can be read, and are read right.
 
@@ -67,15 +78,33 @@ def probe_keys(isa: str, page_size_tokens: int, head_dim: int, dtype: torch.dtyp
     Raises:
         UnsupportedError: the layout is unknown, or the two disagree.
     """
-    layout = cpu_key_layout(isa, page_size_tokens, head_dim, dtype)
+    layout, heads = cpu_key_layout(isa, page_size_tokens, head_dim, dtype), 2
     generator = torch.Generator().manual_seed(0)
-    keys = torch.randn(2, 1, page_size_tokens, head_dim, generator=generator).to(dtype)
-    query = torch.randn(2, 2, head_dim, generator=generator).to(dtype)
-    table, length = torch.tensor([[1, 0]], dtype=torch.int32), torch.tensor([2 * page_size_tokens - 1]).int()
-    mass = attention_mass(query, layout.pack(keys), layout, table, length, head_dim**-0.5)
-    expected, windows = torch.zeros_like(mass), torch.tensor([2], dtype=torch.int32)
+    keys = torch.randn(2 * page_size_tokens, heads, head_dim, generator=generator).to(dtype)
+    query = torch.randn(2, 2 * heads, head_dim, generator=generator).to(dtype)
+    cache = torch.zeros(3, heads, page_size_tokens, 2 * head_dim, dtype=dtype)
+    halves = cache.view(3, heads, 2 * page_size_tokens, head_dim).chunk(2, dim=2)
+    pages = torch.tensor([2, 1])
+    slots = (pages[:, None] * page_size_tokens + torch.arange(page_size_tokens)).flatten()
+    ops.cpu_attn_reshape_and_cache(
+        keys, torch.full_like(keys, 3.0), *halves, slots, isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
+    )
+    length = torch.tensor([2 * page_size_tokens - 1], dtype=torch.int32)
+    mass = attention_mass(query, packed_keys(cache), layout, pages.int()[None], length, head_dim**-0.5)
+    plain = keys.view(2, page_size_tokens, heads, head_dim).transpose(1, 2)
+    windows, expected = torch.tensor([2], dtype=torch.int32), torch.zeros_like(mass)
     mass_definition(
-        query, layout.pack(keys), layout, table, length, windows, windows, head_dim**-0.5, "mean", expected, False
+        query,
+        plain,
+        None,
+        torch.tensor([[0, 1]]).int(),
+        length,
+        windows,
+        windows,
+        head_dim**-0.5,
+        "mean",
+        expected,
+        False,
     )
     if not torch.allclose(mass, expected, rtol=1e-3, atol=1e-6):
         raise UnsupportedError(

@@ -2,7 +2,7 @@
 
 One shared object holds the same source compiled for each instruction set, so that a library built on one machine
 runs on another. It is plain C++17 with a C interface: no Python headers, no torch, one build for every Python.
-Needs nothing but a C++ compiler (``CXX``, else c++, g++ or clang++) with OpenMP.
+Needs nothing but GCC (``CXX``, else c++ or g++) with OpenMP: vectors are written in its vector extension.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -50,17 +51,17 @@ def find_compiler() -> list[str]:
         BuildError: there is none.
     """
     if given := os.environ.get("CXX"):
-        return given.split()
-    for name in ("c++", "g++", "clang++"):
+        return shlex.split(given)
+    for name in ("c++", "g++"):
         if found := shutil.which(name):
             return [found]
-    raise BuildError("no C++ compiler was found (CXX, c++, g++ and clang++ were tried)")
+    raise BuildError("no C++ compiler was found (CXX, c++ and g++ were tried)")
 
 
 def source_digest() -> str:
     """Names the sources and flags that a library was built from."""
     digest = hashlib.sha256(repr((FLAGS, _X86_SETS)).encode())
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted(path for path in SOURCES.iterdir() if path.suffix in (".h", ".cpp")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -93,6 +94,8 @@ def build(target: Path = LIBRARY, *, compiler: list[str] | None = None, machine:
         objects = [str(job[1]) for job in jobs]
         _run([*command, "-shared", "-fopenmp", *objects, "-o", str(linked)])
         target.parent.mkdir(parents=True, exist_ok=True)
+        if not linked.exists():
+            raise BuildError(f"{command[0]} wrote no library")
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         shutil.copyfile(linked, partial)
         partial.chmod(0o755)
@@ -101,7 +104,10 @@ def build(target: Path = LIBRARY, *, compiler: list[str] | None = None, machine:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         raise BuildError(f"{' '.join(command[:1])} failed:\n{done.stderr.strip()[-4000:]}")
 

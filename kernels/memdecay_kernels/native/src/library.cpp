@@ -111,7 +111,7 @@ static void compact(const CompactArgs& a) {
     const int32_t* row = a.block_table + r * a.table_stride;
     int32_t* out = a.out_table + r * a.out_stride;
     uint8_t* kept = a.kept_pages + static_cast<int64_t>(r) * a.columns;
-    const int32_t used = std::min(a.columns, (a.seq_lens[r] + a.page_size - 1) / a.page_size);
+    const int32_t used = std::clamp((a.seq_lens[r] + a.page_size - 1) / a.page_size, 0, a.columns);
     int32_t next = 0;
     for (int32_t p = 0; p < used; ++p) {
       kept[p] = row[p] != a.null_page;
