@@ -47,7 +47,8 @@ def attention_mass(
         scale: the softmax scale.
         query_ends: int32 ``[R]``: one past each request's last query in ``query``. By default the one request has
             all queries, or each of R = T requests has one.
-        windows: int32 ``[R]``: each request's newest queries W to measure; 0: nothing to do.
+        windows: int32 ``[R]``: each request's newest queries W to measure; 0: nothing to do. On a CUDA device they
+            count as at most 16 (keep them on the host for more).
         head_reduce: "mean" or "max" over the query heads (of the mean over W).
         out: float32 ``[R, M]``, M at least the longest context; by default a new tensor.
         accumulate: add to ``out``, as for the sum over layers.

@@ -18,7 +18,7 @@ class TokenColumns(NamedTuple, Generic[Array]):
     region: Array
     """int8 ``[n]``: index into the tables of `ScoreTerms`."""
     flags: Array
-    """int8 ``[n]``: bit 2 marks a superseded token."""
+    """int8 ``[n]``: the bit of value 2 marks a superseded token."""
     refreshed_at_ticks: Array
     """int64 ``[n]``: clock when the token was written or last refreshed."""
     ewma_mass: Array

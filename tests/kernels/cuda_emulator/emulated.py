@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
+import os
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -131,8 +132,10 @@ class EmulatedLauncher:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
+            # vLLM preloads libraries in its process; the sanitizer's runtime has to be the first one
+            environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
             self._process = subprocess.Popen(
-                [self._program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                [self._program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
             )
         return self._process
 

@@ -39,11 +39,11 @@ void unit_ranks(const float* values, int64_t count, float* ranks) {
   for (int64_t i = 0; i < count; ++i) one[starts[0][digit(keys[i], 0)]++] = {keys[i], static_cast<uint32_t>(i)};
   for (const Entry& entry : one) two[starts[1][digit(entry.key, 1)]++] = entry;
   for (const Entry& entry : two) one[starts[2][digit(entry.key, 2)]++] = entry;
-  const float step = 0.5f / static_cast<float>(count - 1);
+  const float last = static_cast<float>(count - 1);
   for (int64_t i = 0; i < count;) {
     int64_t end = i + 1;
     while (end < count && one[end].key == one[i].key) ++end;
-    const float rank = static_cast<float>(i + end - 1) * step;
+    const float rank = static_cast<float>(i + end - 1) * 0.5f / last;
     for (; i < end; ++i) ranks[one[i].place] = rank;
   }
 }
