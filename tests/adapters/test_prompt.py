@@ -25,7 +25,7 @@ from memdecay_adapters.langchain.tokens import tokenise
 from memdecay_adapters.langchain.warn import reset_warnings
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import RegionError, TagError, UnsupportedError
-from memdecay_agents.spans import SpanFlag, check_partition
+from memdecay_agents.spans import Span, SpanFlag, check_partition
 from tests.adapters.families import TOOLS, make_family
 
 CONFIG = MemDecayConfig()
@@ -147,7 +147,7 @@ def test_a_token_of_two_regions_goes_to_the_more_protected(tokenizer: Any, left:
     stretches = [Stretch(0, 4, Label(left)), Stretch(4, len(word), Label(right))]
     assert [s.region for s in tokenise(tokenizer, word, stretches, CONFIG).spans] == [winner]
     pinned = [Stretch(0, 4, Label("tool_in", SpanFlag.PINNED)), Stretch(4, len(word), Label("user"))]
-    assert [s.region for s in tokenise(tokenizer, word, pinned, CONFIG).spans] == ["tool_in"]
+    assert tokenise(tokenizer, word, pinned, CONFIG).spans == [Span(0, 1, "user", SpanFlag.PINNED)]
 
 
 def test_characters_of_several_tokens(tokenizer: Any) -> None:
