@@ -108,7 +108,7 @@ def regions_of_word(family: Family, prompt: TaggedPrompt, word: str) -> set[str]
     raise AssertionError(f"{word} is not in the prompt: {prompt.text}")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages=conversations(), with_tools=st.booleans(), generate=st.booleans())
 def test_text_ids_and_partition_are_exact(
     family: Family, messages: list[BaseMessage], with_tools: bool, generate: bool
@@ -141,8 +141,10 @@ def test_no_region_changes_inside_the_common_prefix(
         assume(not _rule_and_question_begin_alike(shorter, messages))
     region = infer_parts(messages[length], CONFIG.region_names).default.region if generates else "scratchpad"
     tools = TOOLS if with_tools else None
-    a, b = build_or_refuse(family, shorter, tools, generates, region), build_or_refuse(family, messages, tools)
-    if a is None or b is None:
+    try:
+        a, b = build(family, shorter, tools, generates, region), build(family, messages, tools)
+    except UnsupportedError:
+        assert family.name in REFUSING
         return
     if a.text.endswith(("<think>", "<think>\n")):
         # an answer's own "<think>" is scratchpad; the same word in a prompt that asks for the answer opens the answer
@@ -273,7 +275,7 @@ def test_an_answer_that_says_nothing_ends_no_conversation(family: Family) -> Non
     assert regions_of_word(family, prompt, "two") == {"user"}
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plan=st.lists(st.lists(st.sampled_from(REGIONS), min_size=1, max_size=3), min_size=1, max_size=4))
 def test_every_tagged_word_lies_in_its_region(family: Family, plan: list[list[str]]) -> None:
     expected: dict[str, str] = {}
