@@ -139,6 +139,10 @@ def test_no_region_changes_inside_the_common_prefix(
     if family.name in MISTRAL_TEMPLATES:
         # the system message moves to the newest user message: it may begin with the words that stand in its place
         assume(not _rule_and_question_begin_alike(shorter, messages))
+    if "<think>" in family.source:
+        # a template writes this word itself, and later drops it: the same word of an answer's text may take its place
+        answers = [message_text(m) for m in messages[: length + 1] if isinstance(m, AIMessage)]
+        assume(not any(text.lstrip().startswith("<think>") for text in answers))
     region = infer_parts(messages[length], CONFIG.region_names).default.region if generates else "scratchpad"
     tools = TOOLS if with_tools else None
     try:
@@ -146,9 +150,6 @@ def test_no_region_changes_inside_the_common_prefix(
     except UnsupportedError:
         assert family.name in REFUSING
         return
-    if a.text.endswith(("<think>", "<think>\n")):
-        # an answer's own "<think>" is scratchpad; the same word in a prompt that asks for the answer opens the answer
-        assume(not message_text(messages[length]).lstrip().startswith("<think>"))
     pairs = zip(a.token_ids, b.token_ids, strict=False)
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     assert common > 0
