@@ -56,13 +56,20 @@ def tagged(draw: st.DrawFn, message: BaseMessage, earlier: list[str]) -> BaseMes
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[BaseMessage]:
-    """A conversation: system or not, turns of a user, rounds of parallel tools, reasoning, an answer; tags on some."""
+def conversations(draw: st.DrawFn, blank: bool = True) -> list[BaseMessage]:
+    """A conversation: system or not, turns of a user, rounds of parallel tools, reasoning, an answer; tags on some.
+
+    Args:
+        draw: hypothesis' own.
+        blank: messages may say nothing; else one that would gets a word of its own.
+    """
     messages: list[BaseMessage] = [SystemMessage(draw(contents))] if draw(st.booleans()) else []
     silent_calls = draw(st.booleans())  # some templates refuse text or reasoning beside calls
     call_ids: list[str] = []
 
     def add(message: BaseMessage) -> None:
+        if not blank and not message_text(message).strip():
+            message.content = f"word{len(messages)}"
         messages.append(draw(tagged(message, call_ids)))
 
     for _ in range(draw(st.integers(1, 3))):

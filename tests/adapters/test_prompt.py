@@ -25,7 +25,7 @@ from memdecay_adapters.langchain.tokens import tokenise
 from memdecay_adapters.langchain.warn import reset_warnings
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import RegionError, TagError, UnsupportedError
-from memdecay_agents.spans import SpanFlag, check_partition
+from memdecay_agents.spans import Span, SpanFlag, check_partition
 from tests.adapters.families import TOOLS, make_family
 
 CONFIG = MemDecayConfig()
@@ -147,7 +147,22 @@ def test_a_token_of_two_regions_goes_to_the_more_protected(tokenizer: Any, left:
     stretches = [Stretch(0, 4, Label(left)), Stretch(4, len(word), Label(right))]
     assert [s.region for s in tokenise(tokenizer, word, stretches, CONFIG).spans] == [winner]
     pinned = [Stretch(0, 4, Label("tool_in", SpanFlag.PINNED)), Stretch(4, len(word), Label("user"))]
-    assert [s.region for s in tokenise(tokenizer, word, pinned, CONFIG).spans] == ["tool_in"]
+    assert tokenise(tokenizer, word, pinned, CONFIG).spans == [Span(0, 1, "user", SpanFlag.PINNED)]
+
+
+def test_a_pin_that_comes_later_changes_no_region(tokenizer: Any) -> None:
+    call = {"name": "search_web", "args": {"query": "ß"}, "id": "call_1"}
+    asked = [HumanMessage("Go."), mark(AIMessage("", tool_calls=[call]), "retrieval")]
+    result = ToolMessage("found", tool_call_id="call_1", name="search_web")
+    family = make_family("qwen2.5", tokenizer)
+    prompts = [
+        build_prompt(messages, family.tokenizer, config=CONFIG, add_generation_prompt=False)
+        for messages in (asked, [*asked, result], [*asked, mark(result, "tool_out", pinned=True)])
+    ]
+    length = len(prompts[0].token_ids)
+    before, unpinned, pinned = ([s.region for s in p.spans for _ in range(s.start, s.end)][:length] for p in prompts)
+    assert before == unpinned == pinned
+    assert any(s.flags & SpanFlag.PINNED for s in prompts[2].spans if s.end <= length)
 
 
 def test_characters_of_several_tokens(tokenizer: Any) -> None:

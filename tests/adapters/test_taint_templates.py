@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from memdecay_adapters.langchain.marking import tag
+from memdecay_adapters.langchain.marking import mark, tag
 from memdecay_adapters.langchain.prompt import TaggedPrompt, build_prompt, chat_template_of, template_conversation
 from memdecay_adapters.langchain.regions import infer_parts
 from memdecay_adapters.langchain.tags import message_text
@@ -108,7 +108,7 @@ def regions_of_word(family: Family, prompt: TaggedPrompt, word: str) -> set[str]
     raise AssertionError(f"{word} is not in the prompt: {prompt.text}")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages=conversations(), with_tools=st.booleans(), generate=st.booleans())
 def test_text_ids_and_partition_are_exact(
     family: Family, messages: list[BaseMessage], with_tools: bool, generate: bool
@@ -124,56 +124,45 @@ def test_text_ids_and_partition_are_exact(
     assert sum(prompt.region_tokens.values()) == len(prompt.token_ids)
 
 
-def with_words(messages: list[BaseMessage]) -> list[BaseMessage]:
-    """The conversation with a word of its own in each message that is blank, and no tag on an answer that thinks.
-
-    Templates move blank texts about and drop thoughts of earlier turns: equal tokens then need not be the same text.
-    """
-    changed = []
-    for index, message in enumerate(messages):
-        thinks = "think" in str(message.content) or "reasoning" in str(message.content)
-        update: dict[str, Any] = {}
-        if isinstance(message.content, str) and not message.content.strip():
-            update["content"] = f"word{index}"
-        if thinks and isinstance(message, AIMessage):
-            update["additional_kwargs"] = {k: v for k, v in message.additional_kwargs.items() if k != "memdecay"}
-        changed.append(message.model_copy(update=update) if update else message)
-    return changed
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(messages=conversations().map(with_words), cut=st.integers(0, 20), with_tools=st.booleans())
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(messages=conversations(blank=False), cut=st.integers(0, 20), with_tools=st.booleans())
 def test_no_region_changes_inside_the_common_prefix(
     family: Family, messages: list[BaseMessage], cut: int, with_tools: bool
 ) -> None:
     length = 1 + cut % len(messages)
     shorter = messages[:length]
     assume(any(isinstance(m, HumanMessage) for m in shorter))
-    if family.name.startswith("deepseek"):
-        # the next message's first words close the tool results, or else the end does
-        assume(not isinstance(shorter[-1], ToolMessage))
     generates = length < len(messages) and isinstance(messages[length], AIMessage)
     if family.name == "gemma4":
-        # a call and its result are one turn there, with no end between them, and an empty answer leaves no trace
-        assume(generates and (message_text(messages[length]).strip() or messages[length].tool_calls))
-    if family.name.startswith("mistral"):
-        # the system message moves to the newest user message: there a text that could be either proves nothing
-        rules = [message_text(m).strip() for m in messages if isinstance(m, SystemMessage)]
-        said = "".join(message_text(m) for m in messages if isinstance(m, HumanMessage))
-        assume(all(len(rule) > 2 and rule[:3] not in said for rule in rules))
-    region = "scratchpad"
-    if generates:  # what a model writes is of one region
-        answer = infer_parts(messages[length], CONFIG.region_names)
-        region = answer.default.region
-        assume({part.label.region for part in (*answer.text, *answer.reasoning)} <= {region})
+        # a call's results stand between the call and the text beside it, in one turn: no prompt ends between them
+        assume(generates)
+    if family.name in MISTRAL_TEMPLATES:
+        # the system message moves to the newest user message: it may begin with the words that stand in its place
+        assume(not _rule_and_question_begin_alike(shorter, messages))
+    if "<think>" in family.source:
+        # a template writes this word itself, and later drops it: the same word of an answer's text may take its place
+        answers = [message_text(m) for m in messages[: length + 1] if isinstance(m, AIMessage)]
+        assume(not any(text.lstrip().startswith("<think>") for text in answers))
+    region = infer_parts(messages[length], CONFIG.region_names).default.region if generates else "scratchpad"
     tools = TOOLS if with_tools else None
-    a, b = build_or_refuse(family, shorter, tools, generates, region), build_or_refuse(family, messages, tools)
-    if a is None or b is None:
+    try:
+        a, b = build(family, shorter, tools, generates, region), build(family, messages, tools)
+    except UnsupportedError:
+        assert family.name in REFUSING
         return
     pairs = zip(a.token_ids, b.token_ids, strict=False)
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     assert common > 0
     assert region_of(a)[:common] == region_of(b)[:common]
+
+
+def _rule_and_question_begin_alike(shorter: list[BaseMessage], messages: list[BaseMessage]) -> bool:
+    """Whether the newest user message of the shorter conversation is older in the longer one, and its text and the
+    system message's may share their first token (which may be a byte)."""
+    rules = [message_text(m) for m in messages if isinstance(m, SystemMessage)]
+    newest, last = ([m for m in given if isinstance(m, HumanMessage)][-1] for given in (shorter, messages))
+    question = message_text(newest)
+    return newest is not last and any(rule.encode()[:1] == question.encode()[:1] for rule in rules)
 
 
 PLANTED = [
@@ -203,9 +192,21 @@ def test_what_a_template_writes_after_the_last_message_is_its_footer(tokenizer: 
     call = {"name": "search_web", "args": {"query": ""}, "id": "call_1"}
     for content in ("", "something"):
         messages = [HumanMessage("x"), AIMessage("", tool_calls=[call]), ToolMessage(content, tool_call_id="call_1")]
-        prompt = build(family, messages)
+        prompt = build(family, messages, generate=False)
         assert "outputs▁end" in prompt.text[-20:]
         assert region_of(prompt)[-1] == "tool_out"
+
+
+def test_what_a_template_writes_after_the_last_message_opens_an_answer_that_is_asked_for(tokenizer: Any) -> None:
+    family = make_family("deepseek-v3", tokenizer)
+    call = {"name": "search_web", "args": {"query": ""}, "id": "call_1"}
+    messages = [HumanMessage("x"), AIMessage("", tool_calls=[call]), ToolMessage("done", tool_call_id="call_1")]
+    asked = build(family, messages, output_region="plan")
+    answered = build(family, [*messages, mark(AIMessage("So."), "plan")])
+    assert "outputs▁end" in asked.text[-20:]
+    assert answered.token_ids[: len(asked.token_ids)] == asked.token_ids
+    assert region_of(asked)[-2:] == ["tool_out", "plan"]
+    assert region_of(answered)[: len(asked.token_ids)] == region_of(asked)
 
 
 def test_generation_prompt_is_a_suffix_of_the_output_region(family: Family) -> None:
@@ -275,7 +276,7 @@ def test_an_answer_that_says_nothing_ends_no_conversation(family: Family) -> Non
     assert regions_of_word(family, prompt, "two") == {"user"}
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plan=st.lists(st.lists(st.sampled_from(REGIONS), min_size=1, max_size=3), min_size=1, max_size=4))
 def test_every_tagged_word_lies_in_its_region(family: Family, plan: list[list[str]]) -> None:
     expected: dict[str, str] = {}

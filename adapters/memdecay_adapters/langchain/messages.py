@@ -109,7 +109,8 @@ def _drafts(message: BaseMessage, parts: MessageParts, features: Features) -> li
         draft.reasoning = list(parts.reasoning)
     elif parts.reasoning:
         label = parts.reasoning[0].label
-        draft.text[:0] = [Part("<think>\n", label), *parts.reasoning, Part("\n</think>\n\n", label)]
+        opening = Part("<think>\n", parts.default)  # some generation prompts end with it: it is the answer's header
+        draft.text[:0] = [opening, *parts.reasoning, Part("\n</think>\n\n", label)]
     for broken in message.invalid_tool_calls:
         _append_block(draft, Part(broken_call_text(broken.get("args") or ""), parts.broken_calls))
     if not features.tool_calls:

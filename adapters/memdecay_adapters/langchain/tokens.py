@@ -13,7 +13,7 @@ from memdecay_adapters.langchain.kept_ids import Kept, encode_around
 from memdecay_adapters.langchain.regions import Label
 from memdecay_adapters.langchain.templates.resolve import Stretch
 from memdecay_agents.config import MemDecayConfig
-from memdecay_agents.spans import Span, SpanFlag
+from memdecay_agents.spans import Span, SpanFlag, merge_adjacent
 
 Offsets = NDArray[np.int64]
 """[n, 2] int64: first character of each token and the one after its last."""
@@ -28,12 +28,22 @@ class Tokenised(NamedTuple):
     """False: the tokenizer has no offsets (it is no fast one) and borders are off by a few tokens."""
 
 
+class _TokenLabels(NamedTuple):
+    """Where each token of a text gets its label from."""
+
+    within: NDArray[np.int64]
+    """Index of the stretch that each token begins in, int64 [n]."""
+    joint: dict[int, Label]
+    """Labels of the tokens that straddle stretches, by their places."""
+
+
 def tokenise(
     tokenizer: Any, text: str, stretches: Sequence[Stretch], config: MemDecayConfig, kept: Sequence[Kept] = ()
 ) -> Tokenised:
     """Tokenise once, as ``apply_chat_template`` does, and give each token the label of its characters.
 
-    A token that straddles labels goes to the more protected one: pinned first, then higher base priority.
+    A token that straddles stretches goes to the more protected region of them, with every pin in them; it counts
+    as superseded only if all of them are. So its region never depends on flags, which later messages may set.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -47,20 +57,24 @@ def tokenise(
     else:
         token_ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         offsets = _searched_offsets(tokenizer, text, token_ids)
-    labels = _token_labels(offsets, stretches, config)
-    return Tokenised(token_ids, _spans(labels, stretches), bool(getattr(tokenizer, "is_fast", False)))
+    spans = _spans(_token_labels(offsets, stretches, config), stretches)
+    return Tokenised(token_ids, spans, bool(getattr(tokenizer, "is_fast", False)))
 
 
-def protection(label: Label, config: MemDecayConfig) -> tuple[bool, float]:
-    """How strongly a label's tokens are protected; compare with ``<``."""
-    profile = config.regions[label.region]
-    return bool(label.flags & SpanFlag.PINNED) or profile.pinned, profile.base_priority
+def joint_label(labels: Sequence[Label], config: MemDecayConfig) -> Label:
+    """The label of a token that straddles stretches with these labels, in their order."""
+    profiles = config.regions
+    region = max(
+        (label.region for label in labels), key=lambda name: (profiles[name].pinned, profiles[name].base_priority)
+    )
+    pins = SpanFlag.PINNED if any(label.flags & SpanFlag.PINNED for label in labels) else SpanFlag.NONE
+    superseded = all(label.flags & SpanFlag.SUPERSEDED for label in labels)
+    return Label(region, pins | (SpanFlag.SUPERSEDED if superseded else SpanFlag.NONE))
 
 
-def _token_labels(offsets: Offsets, stretches: Sequence[Stretch], config: MemDecayConfig) -> NDArray[np.int64]:
-    """Index of the stretch that each token goes to, int64 [n]."""
+def _token_labels(offsets: Offsets, stretches: Sequence[Stretch], config: MemDecayConfig) -> _TokenLabels:
     if not len(offsets) or not stretches:
-        return np.zeros(len(offsets), dtype=np.int64)
+        return _TokenLabels(np.zeros(len(offsets), dtype=np.int64), {})
     borders = np.asarray([stretch.start for stretch in stretches], dtype=np.int64)
     reached = np.concatenate(([0], np.maximum.accumulate(offsets[:, 1])[:-1]))
     starts = np.minimum(offsets[:, 0], reached)  # offsets may leave out a leading space: it is this token's
@@ -68,25 +82,24 @@ def _token_labels(offsets: Offsets, stretches: Sequence[Stretch], config: MemDec
     ends = np.maximum(offsets[:, 1] - 1, starts)
     first = np.searchsorted(borders, starts, side="right") - 1
     last = np.searchsorted(borders, ends, side="right") - 1
-    for token in np.flatnonzero(first != last):
-        reachable = range(int(first[token]), int(last[token]) + 1)
-        first[token] = max(reachable, key=lambda i: protection(stretches[i].label, config))
-    return np.asarray(first, dtype=np.int64)
+    joint = {
+        int(token): joint_label([s.label for s in stretches[int(first[token]) : int(last[token]) + 1]], config)
+        for token in np.flatnonzero(first != last)
+    }
+    return _TokenLabels(np.asarray(first, dtype=np.int64), joint)
 
 
-def _spans(labels: NDArray[np.int64], stretches: Sequence[Stretch]) -> list[Span]:
-    if not len(labels):
+def _spans(labels: _TokenLabels, stretches: Sequence[Stretch]) -> list[Span]:
+    within, joint = labels
+    if not len(within):
         return []
-    cuts = [0, *(np.flatnonzero(np.diff(labels)) + 1).tolist(), len(labels)]
-    spans: list[Span] = []
+    edges = (np.flatnonzero(np.diff(within)) + 1).tolist()
+    cuts = sorted({0, len(within), *edges, *joint, *(token + 1 for token in joint)})
+    spans = []
     for start, end in pairwise(cuts):
-        label = stretches[int(labels[start])].label
-        last = spans[-1] if spans else None
-        if last is not None and (last.region, last.flags) == label:
-            spans[-1] = last._replace(end=end)
-        else:
-            spans.append(Span(start, end, label.region, label.flags))
-    return spans
+        label = joint.get(start) or stretches[int(within[start])].label
+        spans.append(Span(start, end, label.region, label.flags))
+    return merge_adjacent(spans)
 
 
 def _searched_offsets(tokenizer: Any, text: str, token_ids: Sequence[int]) -> Offsets:

@@ -163,11 +163,11 @@ def _generation_start(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Any] | None,
 ) -> int | None:
-    """Where the generation prompt begins: by its mark, else what a render without it leaves out."""
-    if resolved.generation_start is not None:
-        return resolved.generation_start
+    """Where the generation prompt begins: by the marks, else what a render without it leaves out."""
     if "add_generation_prompt" not in template.source:
         return None
+    if resolved.generation_start is not None:
+        return resolved.generation_start
     try:
         shorter = template.plain(messages, tools, False)
     except UnsupportedError:

@@ -4,7 +4,9 @@
     system          | default of the  message | next's  | default of the message | output region
 
 Text of the template between two contents of one message goes with the content that follows; before the first
-and after the last it goes with the message's default label. What belongs to no message is system.
+and after the last it goes with the message's default label. What belongs to no message is system. What a template
+writes after its last message opens the answer, where one is asked for: the header of an answer that stands in the
+conversation holds the same words.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Resolved(NamedTuple):
 
     stretches: list[Stretch]
     generation_start: int | None
-    """First character of the generation prompt by the template's marks; None: no mark, or content after it."""
+    """First character behind the last message by the template's marks; None: no mark, or content after it."""
 
 
 class _Piece(NamedTuple):
@@ -63,12 +65,15 @@ def _place(runs: Sequence[Run]) -> tuple[list[_Piece], int | None]:
     for length, source in runs:
         if isinstance(source, Mark):
             if source.kind == "generation":
-                generation_start = position
+                generation_start = position if generation_start is None else generation_start
                 continue
             depth = next((i for i, (key, _, _) in enumerate(stack) if key == source.key), None)
             if depth is not None:
                 del stack[depth:]
+                if len(stack) == 1 and generation_start is None:
+                    generation_start = position
             if source.kind == "iteration":
+                generation_start = None
                 visits += 1
                 stack.append((source.key, visits, source.entry))
         elif length:
