@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from memdecay_adapters.engine.results import RetentionSummary
+from memdecay_adapters.langchain.kept_ids import IDS_KEY
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class CallWatcher(BaseCallbackHandler):
         about = dict(message.response_metadata["memdecay"])
         wall_seconds = about.pop("wall_seconds")
         about.pop("time_to_first_token_seconds")
+        about.pop(IDS_KEY, None)
         usage = message.usage_metadata
         assert usage is not None
         self.calls.append(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import struct
 import os
+import struct
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
