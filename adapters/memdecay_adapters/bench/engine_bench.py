@@ -175,7 +175,8 @@ class EngineBench:
         """An engine for decode steps: "stock", or ours with measurement "off" or "on"."""
         options = self.options
         longest = options.context_tokens + options.steps_per_sample * (options.pairs + 2) + 32
-        pool = 1 + max(options.batches) * -(-longest // self.page) + self._pages(512)
+        # at least the model's longest context, which vLLM asks for at start-up
+        pool = 1 + max(max(options.batches) * self._pages(longest), self._pages(8192)) + self._pages(512)
         if kind == "stock":
             return self._recipe("stock", pool)
         # a budget that never binds: the whole path of planning runs in every step

@@ -103,7 +103,8 @@ class PageScores {
       if (attends) attention += load(a_.attention + first + t);
       if (stands_out) salience += mean_salience(first + t);
     }
-    float sums[3] = {horizontal_sum(structure), horizontal_sum(attention), horizontal_sum(salience)};
+    float sums[3] = {horizontal_sum(structure), attends ? horizontal_sum(attention) : 0.0f,
+                     stands_out ? horizontal_sum(salience) : 0.0f};
     for (; t < count; ++t) {
       const int64_t at = first + t;
       sums[0] += structure_of_one(at);

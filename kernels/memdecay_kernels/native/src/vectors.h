@@ -44,6 +44,10 @@ static inline float fold(const float* lanes, const Step& step) {
     return fold<N / 2>(half, step);
   }
 }
+#if defined(__AVX512F__)
+static inline float horizontal_max(vf v) { return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v)); }
+static inline float horizontal_sum(vf v) { return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v)); }
+#else
 static inline float horizontal_max(vf v) {
   float lanes[W];
   store(lanes, v);
@@ -54,6 +58,7 @@ static inline float horizontal_sum(vf v) {
   store(lanes, v);
   return fold<W>(lanes, [](float a, float b) { return a + b; });
 }
+#endif
 
 static inline vu widen(const uint16_t* p) {
   vh h;
