@@ -45,6 +45,8 @@ class PageView:
     """float32 [P, page]: mean local salience over the token's life; 0 where never measured."""
     last_query_mass: FloatArray
     """float32 [P, page]: raw mass at the newest measurement."""
+    key_norm: FloatArray
+    """float32 [P, page]: Euclidean norm of the token's key; 0 where never measured."""
     valid: BoolArray
     """bool [P, page]: the token is processed (the last page may be partial)."""
     pinned: BoolArray
@@ -131,6 +133,7 @@ def build_page_view(
         accumulated_relative=state.paged("accumulated_relative")[pages],
         salience=state.paged("salience_sum")[pages] / weight,
         last_query_mass=state.paged("last_query_mass")[pages],
+        key_norm=state.paged("key_norm")[pages],
         valid=np.arange(page) < _tokens_in(pages, known, page)[:, None],
         pinned=pinned,
         protected=protected,

@@ -24,7 +24,6 @@ class Verifier(Protocol):
     def verify(
         self,
         trace: TokenTrace,
-        recording: AttentionRecording,
         variants: Sequence[tuple[Variant, float | None]],
         progress: Callable[[str], None],
     ) -> list[FactOutcome]:

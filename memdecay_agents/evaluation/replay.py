@@ -99,7 +99,7 @@ class Replay:
     ) -> ReplayResult:
         """Play one trace under one variant and budget (a part of its tokens; None: no limit)."""
         config = variant.config()
-        policy = variant.make_policy(config, recording.key_norms)
+        policy = variant.make_policy(config)
         session = _Session(recording, config, policy, session_id(trace, variant, budget))
         tokens = budget_tokens(trace, budget)
         for number, turn in enumerate(trace.turns()):
@@ -191,7 +191,9 @@ class _Session:
         tokens = (np.asarray(self.held, dtype=np.int64)[:, None] * page + np.arange(page)).ravel()
         tokens = tokens[tokens < step.end]
         mass = self.recording.mass_of(step.end - queries, step.end, tokens)
-        self.state.observe(Observation(tokens, mass, represented, n_new == 1))
+        first = self.state.tokens.normed_tokens // page * page
+        norms = self.recording.key_norms[tokens[tokens >= first]]
+        self.state.observe(Observation(tokens, mass, represented, n_new == 1, key_norms=norms))
 
     def result(self) -> ReplayResult:
         view = self.state.view(self.computed, self.held)

@@ -20,6 +20,7 @@ class SessionPolicies(Policy):
     """
 
     name: ClassVar[str] = "evaluation"
+    uses_key_norms = True
 
     def __init__(self, config: MemDecayConfig, refresh: RefreshRule) -> None:
         super().__init__(config)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
-
-from memdecay_agents.arrays import FloatArray
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
-from memdecay_agents.pages import PageView
 from memdecay_agents.policies import Policy, get_policy
 
 BASELINES = ("random", "recency", "accumulated_attention", "last_query", "key_norm")
@@ -48,41 +44,11 @@ class Variant:
         regions = {name: {"pinned": False} for name in PINS}
         given = {**self.settings, "page_size_tokens": PAGE_SIZE_TOKENS}
         given["regions"] = {**regions, **given.get("regions", {})}
-        name = "recency" if self.policy == "key_norm" else self.policy
-        return MemDecayConfig.for_policy(name, **given)
+        return MemDecayConfig.for_policy(self.policy, **given)
 
-    def make_policy(self, config: MemDecayConfig, key_norms: FloatArray) -> Policy:
-        """The policy itself.
-
-        Args:
-            config: what ``config`` gave.
-            key_norms: float32 [n] of the trace that it is for.
-        """
-        if self.policy == "key_norm":
-            return KeyNormPolicy(config, key_norms)
+    def make_policy(self, config: MemDecayConfig) -> Policy:
+        """The policy itself, for what ``config`` gave."""
         return get_policy(self.policy, config)
-
-
-class KeyNormPolicy(Policy):
-    """Tokens with small keys stay.
-
-    Source: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression" (arXiv 2406.11430). Unlike
-    there: one score for all layers and heads, whole pages. The engine measures no norms, so they come from the
-    full-cache recording: a baseline for evaluation only.
-    """
-
-    name: ClassVar[str] = "key_norm"
-    uses_attention = False
-
-    def __init__(self, config: MemDecayConfig, key_norms: FloatArray) -> None:
-        super().__init__(config)
-        self.key_norms = key_norms
-
-    def token_scores(self, view: PageView) -> FloatArray:
-        """Minus the norm, float32 [P, page]; 0 for tokens that were not recorded."""
-        known = view.token_index < self.key_norms.shape[0]
-        index = np.minimum(view.token_index, self.key_norms.shape[0] - 1)
-        return np.where(known, -self.key_norms[index], np.float32(0.0)).astype(np.float32)
 
 
 def variants_of(policies: tuple[str, ...] | None = None) -> list[Variant]:

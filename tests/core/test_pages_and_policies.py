@@ -261,6 +261,15 @@ def test_attention_baselines_keep_what_was_attended_to():
         assert plan.order[-1] == 2
 
 
+def test_small_keys_stay():
+    state = state_of([Span(0, 160, "user")], CONFIG, observations=0)
+    norms = np.full(160, 9.0, dtype=np.float32)
+    norms[40] = 1.0
+    state.observe(Observation(np.arange(160), np.full(160, 1 / 160), key_norms=norms))
+    view = build_page_view(state, np.arange(10), 160, CONFIG)
+    assert plan_eviction(view, get_policy("key_norm", CONFIG), pages_to_free=1).order[-1] == 2
+
+
 @pytest.mark.parametrize("name", policy_names())
 def test_policies_that_say_they_ignore_attention_do(name):
     config = MemDecayConfig.for_policy(name)

@@ -34,12 +34,14 @@ def rows_to_observe(
         kept_tokens = int(table.kept_tokens[index])
         kept_pages = torch.nonzero(table.kept_pages[index]).flatten()
         tokens = kept_pages[:, None] * page_size_tokens + torch.arange(page_size_tokens)[None, :]
+        norms_from = observer.directions.norms_from.get(request_ids[index])
         row = ObservedRow(
             request_id=request_ids[index],
             pages=table.block_table[index, : kept_pages.numel()].long(),
             token_index=tokens.flatten()[:kept_tokens],
             query_end=query_start[index + 1],
             queries=min(wanted[request_ids[index]], query_start[index + 1] - query_start[index]),
+            norm_pages=0 if norms_from is None else int((kept_pages >= norms_from // page_size_tokens).sum()),
         )
         observer.watch(row)
         rows.append(row)

@@ -109,6 +109,8 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
                 self.scale,
             )
             row.mass = mass if row.mass is None else row.mass + mass
+            if row.norm_pages:
+                row.add_norms(layout.unpack(keys.index_select(0, row.pages[-row.norm_pages :])))
             row.layers += 1
 
 

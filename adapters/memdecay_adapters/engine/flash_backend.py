@@ -186,7 +186,7 @@ def add_mass(row: ObservedRow, query: torch.Tensor, kv_cache: torch.Tensor, scal
     """Add one layer's attention mass to a row, by the torch reference.
 
     Args:
-        row: the row; its mass grows, on the cache's device.
+        row: the row; its mass grows, and its norms where they are wanted, on the cache's device.
         query: ``[tokens, num_heads, head_dim]``: the batch's queries.
         kv_cache: ``[num_pages, num_kv_heads, page_size, 2 * head_dim]``, keys first, in any strides (FlashAttention
             stores heads or tokens outermost); never written.
@@ -205,6 +205,8 @@ def add_mass(row: ObservedRow, query: torch.Tensor, kv_cache: torch.Tensor, scal
         scale,
     )
     row.mass = mass if row.mass is None else row.mass + mass
+    if row.norm_pages:
+        row.add_norms(keys[-row.norm_pages :])
     row.layers += 1
 
 

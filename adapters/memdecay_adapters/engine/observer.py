@@ -25,9 +25,32 @@ class ObservedRow:
     """One past the row's last query among the batch's tokens."""
     queries: int
     """The newest queries that are measured."""
+    norm_pages: int = 0
+    """The newest pages of ``pages`` whose tokens' key norms are wanted; 0: none."""
     mass: torch.Tensor | None = None
     """float32 ``[retained]``, on the attention's device: summed over the layers so far."""
+    norms: torch.Tensor | None = None
+    """float32 ``[norm_pages * page size]``: summed over the layers so far."""
     layers: int = 0
+
+    def add_norms(self, keys: torch.Tensor) -> None:
+        """Add one layer's norms.
+
+        Args:
+            keys: ``[norm_pages, num_kv_heads, page_size, head_dim]``, any float type: the keys of the newest pages.
+        """
+        norms = torch.linalg.vector_norm(keys, dim=-1, dtype=torch.float32).mean(1).flatten()
+        self.norms = norms if self.norms is None else self.norms + norms
+
+    def report(self) -> MassReport:
+        """What was measured, means over the layers, on the host."""
+        assert self.mass is not None
+        norms = None
+        if self.norms is not None:
+            page_size = self.norms.numel() // self.norm_pages
+            known = self.token_index.numel() - (self.pages.numel() - self.norm_pages) * page_size
+            norms = (self.norms[:known] / self.layers).cpu()  # the last page may be partial
+        return MassReport(self.token_index, (self.mass / self.layers).cpu(), norms)
 
 
 class StepObserver:
@@ -54,11 +77,7 @@ class StepObserver:
 
     def report(self) -> AttentionReport | None:
         """What was measured in this step; None if nothing was."""
-        measured = {
-            row.request_id: MassReport(row.token_index, (row.mass / row.layers).cpu())
-            for row in self._rows
-            if row.mass is not None
-        }
+        measured = {row.request_id: row.report() for row in self._rows if row.mass is not None}
         self._rows = []
         return AttentionReport(measured) if measured else None
 

@@ -17,7 +17,6 @@ from memdecay_adapters.evaluation.questions import token_question
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import BudgetError, EngineError
 from memdecay_agents.evaluation.outcomes import FactOutcome, at_risk, survived
-from memdecay_agents.evaluation.recording import AttentionRecording
 from memdecay_agents.evaluation.replay import CHUNK_TOKENS, budget_tokens, session_id, turn_hints
 from memdecay_agents.evaluation.session_policies import SessionPolicies
 from memdecay_agents.evaluation.traces import TokenFact, TokenTrace
@@ -73,7 +72,7 @@ class EngineVerifier:
         from memdecay_adapters.engine import MemDecayEngine
 
         config = leader.config()
-        refresh = leader.make_policy(config, _no_norms()).refresh_rule()
+        refresh = leader.make_policy(config).refresh_rule()
         name = f"evaluation-{next(_numbers)}"
         self._policies: list[SessionPolicies] = []
 
@@ -112,7 +111,6 @@ class EngineVerifier:
     def verify(
         self,
         trace: TokenTrace,
-        recording: AttentionRecording,
         variants: Sequence[tuple[Variant, float | None]],
         progress: Callable[[str], None] = lambda line: None,
     ) -> list[FactOutcome]:
@@ -120,7 +118,6 @@ class EngineVerifier:
 
         Args:
             trace: what to stream.
-            recording: for policies that need key norms.
             variants: with their budgets, parts of the trace's tokens; None: no limit.
             progress: told what is being done.
         """
@@ -128,7 +125,7 @@ class EngineVerifier:
         made: list[FactOutcome] = []
         for batch in self._batches(runs):
             for run in batch:
-                policy = run.variant.make_policy(run.variant.config(), recording.key_norms)
+                policy = run.variant.make_policy(run.variant.config())
                 for mux in self._policies:
                     mux.by_session[run.id.key()] = policy
             progress(f"{trace.id}: streaming {len(batch)} sessions")
@@ -265,8 +262,3 @@ def _outcome(
         mentioned_again=fact.mentioned_again,
     )
 
-
-def _no_norms() -> Any:
-    import numpy as np
-
-    return np.zeros(1, dtype=np.float32)
