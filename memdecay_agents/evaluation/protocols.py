@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from memdecay_agents.evaluation.recording import AttentionRecording
 from memdecay_agents.evaluation.outcomes import FactOutcome
+from memdecay_agents.evaluation.recording import AttentionRecording
 from memdecay_agents.evaluation.traces import TokenTrace
 from memdecay_agents.evaluation.variants import Variant
 

@@ -68,7 +68,11 @@ def _message(raw: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(raw.get("content") or "", str):
         raise _bad(where, "its content is no text")
     for call in raw.get("tool_calls") or ():
-        if not isinstance(call, dict) or not isinstance(call.get("args"), dict) or not isinstance(call.get("name"), str):
+        if (
+            not isinstance(call, dict)
+            or not isinstance(call.get("args"), dict)
+            or not isinstance(call.get("name"), str)
+        ):
             raise _bad(where, "a tool call without name or args")
     return raw
 
@@ -97,7 +101,9 @@ def quoted_facts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:
             for earlier in range(at - 1, -1, -1):
                 spoken = messages[earlier]
                 if spoken["role"] != "tool":
-                    said = (spoken.get("content") or "") + json.dumps([c["args"] for c in spoken.get("tool_calls") or ()])
+                    said = (spoken.get("content") or "") + json.dumps(
+                        [c["args"] for c in spoken.get("tool_calls") or ()]
+                    )
                     if pattern.search(said):
                         break
                 elif pattern.search(spoken.get("content") or ""):

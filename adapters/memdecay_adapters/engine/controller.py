@@ -168,9 +168,7 @@ class EvictionController(SessionTurns):
 
     # ---- each step
 
-    def step(
-        self, scheduled_tokens: Mapping[str, int]
-    ) -> tuple[dict[str, list[int]], dict[str, int], dict[str, int]]:
+    def step(self, scheduled_tokens: Mapping[str, int]) -> tuple[dict[str, list[int]], dict[str, int], dict[str, int]]:
         """Close the planning of a step.
 
         Args:

@@ -261,4 +261,3 @@ def _outcome(
         exact=None if answer is None else answer[1],
         mentioned_again=fact.mentioned_again,
     )
-
