@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -193,6 +194,22 @@ class MemDecayConfig(BaseModel):
     def for_policy(cls, policy: str, **overrides: Any) -> MemDecayConfig:
         """A configuration for a policy by name, with the clock that the policy needs."""
         return cls.paper(**overrides) if policy == "paper" else cls(**{"policy": policy, **overrides})
+
+    @classmethod
+    def from_profile(cls, path: str | Path, *, context_tokens: int | None = None, **overrides: Any) -> MemDecayConfig:
+        """A configuration with the half-lives of a profile file that ``memdecay calibrate`` wrote.
+
+        Args:
+            path: the file.
+            context_tokens: how long the agent's contexts become; the nearest one measured counts. None: the longest.
+            overrides: fields laid over the profile's.
+
+        Raises:
+            ConfigError: the file is no profile, or a field is wrong.
+        """
+        from memdecay_agents.calibration.profiles import ProfileFile
+
+        return ProfileFile.load(Path(path)).config(context_tokens, **overrides)
 
     def with_default_budget(self, budget: Any) -> MemDecayConfig:
         """The same configuration with a default budget for all agents that it names none for.

@@ -90,7 +90,7 @@ class TokenTrace:
     id: str
     source: str
     length: int
-    """Nominal length in tokens, for grouping."""
+    """Nominal length in tokens, for grouping: as asked for, or the next power of two."""
     token_ids: IndexArray
     """int64 [n]."""
     spans: tuple[Span, ...]

@@ -122,8 +122,8 @@ class Evaluation:
 
     # ---- stages
 
-    def traces(self) -> list[TokenTrace]:
-        """All traces, as tokens; what is too long, or has no facts, is noted and left out."""
+    def traces(self, *, facts_needed: bool = True) -> list[TokenTrace]:
+        """All traces, as tokens; what is too long, or has no facts where they are needed, is noted and left out."""
         from transformers import AutoConfig, AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(self.model_path)
@@ -132,7 +132,7 @@ class Evaluation:
         made = []
         for trace in self._all_traces(lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])):
             tokens = tokenise_trace(trace, tokenizer, self.config)
-            if not tokens.facts:
+            if facts_needed and not tokens.facts:
                 self.skipped.append(f"{trace.source} {trace.id}: it holds no facts")
             elif tokens.n_tokens > (longest if trace.source not in self.options.generators else context - 256):
                 self.skipped.append(f"{trace.source} {trace.id}: {tokens.n_tokens} tokens, at most {longest} are read")

@@ -90,7 +90,7 @@ def tokenise_trace(trace: Trace, tokenizer: Any, config: MemDecayConfig) -> Toke
     return TokenTrace(
         id=trace.id,
         source=trace.source,
-        length=trace.nominal_tokens or n_tokens,
+        length=trace.nominal_tokens or 1 << (n_tokens - 1).bit_length(),
         token_ids=np.asarray(prompt.token_ids, dtype=np.int64),
         spans=tuple(prompt.spans),
         facts=tuple(facts),
