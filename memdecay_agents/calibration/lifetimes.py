@@ -12,7 +12,9 @@ from memdecay_agents.arrays import FloatArray, IndexArray, RegionArray
 from memdecay_agents.errors import TraceError
 from memdecay_agents.evaluation.recording import AttentionRecording
 from memdecay_agents.evaluation.traces import GENERATED_REGIONS, TokenTrace
+from memdecay_agents.observations import Observation
 from memdecay_agents.regions import ClockUnit
+from memdecay_agents.token_state import TokenState
 
 UNITS: tuple[ClockUnit, ...] = ("decode_steps", "tokens", "turns")
 SINK_TOKENS = 16
@@ -107,6 +109,28 @@ class Lifetimes:
                 relative = recording.row(query) * np.float32(query + 1)
                 seen = slice(SINK_TOKENS, query)
                 self.add(region[seen], clock[query] - clock[seen], relative[seen])
+
+    def add_observation(self, tokens: TokenState, observation: Observation) -> None:
+        """Take in what a running engine measured: one decode step's attention on the retained tokens.
+
+        Measurements of prefilled queries are passed over. Turns are not known token by token.
+
+        Raises:
+            TraceError: the unit is turns.
+        """
+        if self.unit == "turns":
+            raise _refused("a live engine", "it does not keep the turn in which each token was written")
+        if not observation.decode or observation.token_index.size < SHORTEST_TOKENS:
+            return
+        index = observation.token_index
+        clock = index
+        if self.unit == "decode_steps":
+            written = [number for number, name in enumerate(self.region_names) if name in GENERATED_REGIONS]
+            clock = np.cumsum(np.isin(tokens.region[: int(index[-1]) + 1], written), dtype=np.int64)[index]
+        seen = index >= SINK_TOKENS
+        seen[-1] = False  # the query itself
+        relative = observation.mass * np.float32(index.size)
+        self.add(tokens.region[index[seen]], clock[-1] - clock[seen], relative[seen])
 
     def _clock(self, trace: TokenTrace, generated: npt.NDArray[np.bool_]) -> IndexArray:
         """The clock at each token, int64 [n]."""

@@ -18,6 +18,7 @@ from memdecay_adapters.engine.session_store import RetainedSession
 from memdecay_adapters.engine.session_turns import SessionTurns
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.tracked_request import TrackedRequest
+from memdecay_agents.calibration.lifetimes import Lifetimes
 from memdecay_agents.errors import IntegrityError, MemDecayError
 from memdecay_agents.ledger import EvictionReason, Ledger, LedgerEntry
 from memdecay_agents.observations import Observation
@@ -38,6 +39,8 @@ class EvictionController(SessionTurns):
     def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int, pool_pages: int) -> None:
         super().__init__(settings, page_size_tokens, chunk_tokens, pool_pages)
         self.shares = PoolShares(self.admission)
+        self.lifetimes: Lifetimes | None = None
+        """Collects attention by region and age where someone asked for it: sums only, no text and no token ids."""
         self._unbound_noted = False
 
     # ---- asked by the cache manager
@@ -208,15 +211,16 @@ class EvictionController(SessionTurns):
         if tracked is None or tracked.state is None:
             return  # it ended, or was preempted, in the very step that measured it
         try:
-            tracked.state.observe(
-                Observation(
-                    token_index,
-                    mass,
-                    represented_queries=tracked.represented_queries,
-                    decode=tracked.observed_decode,
-                    key_norms=key_norms,
-                )
+            observation = Observation(
+                token_index,
+                mass,
+                represented_queries=tracked.represented_queries,
+                decode=tracked.observed_decode,
+                key_norms=key_norms,
             )
+            tracked.state.observe(observation)
+            if self.lifetimes is not None:
+                self.lifetimes.add_observation(tracked.state.tokens, observation)
         except MemDecayError as error:
             self.events.note(BYPASSES, error.code, level=logging.ERROR, request=request_id, detail=error)
 

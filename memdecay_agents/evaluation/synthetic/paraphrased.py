@@ -7,7 +7,7 @@ from memdecay_agents.evaluation.synthetic.domain import Domain
 PARAPHRASED = Domain(
     attributes={
         "colour": ("wall paint", "ribbon shade", "carpet shade"),
-        "person": ("lead curator", "press contact", "tour guide", "lender"),
+        "person": ("head curator", "press contact", "tour guide", "lender"),
         "city": ("opening venue", "second stop", "storage town"),
         "animal": ("brochure animal", "sculpture motif", "gallery nickname"),
         "month": ("closing month", "shipping month"),
@@ -21,7 +21,7 @@ PARAPHRASED = Domain(
         "language": ("catalogue language", "second caption language"),
         "weekday": ("free entry day", "school visit day"),
         "tool": ("mounting tool", "missing tool"),
-        "tree": ("courtyard tree", "bench wood"),
+        "tree": ("courtyard tree", "bench timber"),
     },
     sentences={
         "system": (

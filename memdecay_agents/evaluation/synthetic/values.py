@@ -5,7 +5,7 @@ from __future__ import annotations
 POOLS: dict[str, tuple[str, ...]] = {
     kind: tuple(words.split())
     for kind, words in {
-        "colour": "amber silver purple orange green yellow black white blue red brown pink gold gray crimson",
+        "colour": "amber silver purple violet green yellow black white blue red brown pink gold gray crimson",
         "person": "Martin Peter David Thomas Robert James John Paul Mark George Anna Maria Laura Helen Alice",
         "city": "Berlin Paris London Rome Madrid Vienna Boston Chicago Tokyo Dublin Oslo Lisbon Prague Milan Seattle",
         "animal": "horse tiger lion wolf bear eagle snake rabbit whale dog fox owl deer goat duck",
