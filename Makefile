@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 STAMP := $(VENV)/.installed
+NATIVE := hatch_build.py kernels/memdecay_kernels/native/build.py $(wildcard kernels/memdecay_kernels/native/src/*)
 
 # Where pip is told of a folder of wheels, that folder holds the CPU build of torch; uv is told the same.
 # Elsewhere torch comes from the PyTorch CPU index named in pyproject.toml.
@@ -33,7 +34,7 @@ soak: setup
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python $(UV_SOURCES) -e '.[cpu,dev]'

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.region_table import RegionTable
 from memdecay_agents.spans import SpanFlag
 from memdecay_agents.token_state import TokenState
+from memdecay_kernels.implementations import native_library
+from memdecay_kernels.native import host
+from memdecay_kernels.terms import TokenColumns
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,24 +35,9 @@ class PageView:
     table: RegionTable
     page_index: IndexArray
     """int64 [P]: logical page numbers, ascending."""
-    region: RegionArray
-    """int8 [P, page]: region index of each token."""
-    flags: RegionArray
-    """int8 [P, page]: ``SpanFlag`` bits."""
-    age_ticks: IndexArray
-    """int64 [P, page]: ticks since the token was written or last refreshed."""
-    ewma_mass: FloatArray
-    """float32 [P, page]: moving average of the raw mass."""
-    accumulated_relative: FloatArray
-    """float32 [P, page]: sum of relative mass over all queries."""
-    salience: FloatArray
-    """float32 [P, page]: mean local salience over the token's life; 0 where never measured."""
-    last_query_mass: FloatArray
-    """float32 [P, page]: raw mass at the newest measurement."""
-    key_norm: FloatArray
-    """float32 [P, page]: Euclidean norm of the token's key; 0 where never measured."""
-    valid: BoolArray
-    """bool [P, page]: the token is processed (the last page may be partial)."""
+    columns: TokenColumns[np.ndarray]
+    """The session's own arrays, not copies: what is gathered from them is gathered on first use, which has to be
+    before the session changes. A gathered array stays as it is."""
     pinned: BoolArray
     """bool [P]: holds a pinned token (all False where the configuration ignores pins)."""
     protected: BoolArray
@@ -64,6 +53,61 @@ class PageView:
     processed_tokens: int
     """Tokens whose KV is computed."""
     clock_ticks: int
+
+    # --- by token, gathered on first use ---------------------------------------------------------
+
+    def gather(self, column: np.ndarray) -> np.ndarray:
+        """A column's entries of the held pages, [P, page]."""
+        return np.asarray(column.reshape(-1, self.page_size_tokens)[self.page_index])
+
+    @cached_property
+    def region(self) -> RegionArray:
+        """int8 [P, page]: region index of each token."""
+        return self.gather(self.columns.region)
+
+    @cached_property
+    def flags(self) -> RegionArray:
+        """int8 [P, page]: ``SpanFlag`` bits."""
+        return self.gather(self.columns.flags)
+
+    @cached_property
+    def age_ticks(self) -> IndexArray:
+        """int64 [P, page]: ticks since the token was written or last refreshed."""
+        ages = np.maximum(self.clock_ticks - self.gather(self.columns.refreshed_at_ticks), 0)
+        return np.asarray(ages, dtype=np.int64)
+
+    @cached_property
+    def ewma_mass(self) -> FloatArray:
+        """float32 [P, page]: moving average of the raw mass."""
+        return self.gather(self.columns.ewma_mass)
+
+    @cached_property
+    def accumulated_relative(self) -> FloatArray:
+        """float32 [P, page]: sum of relative mass over all queries."""
+        return self.gather(self.columns.accumulated_relative)
+
+    @cached_property
+    def salience(self) -> FloatArray:
+        """float32 [P, page]: mean local salience over the token's life; 0 where never measured."""
+        weight = np.maximum(self.gather(self.columns.salience_weight), np.float32(1.0))
+        return np.asarray(self.gather(self.columns.salience_sum) / weight, dtype=np.float32)
+
+    @cached_property
+    def last_query_mass(self) -> FloatArray:
+        """float32 [P, page]: raw mass at the newest measurement."""
+        return self.gather(self.columns.last_query_mass)
+
+    @cached_property
+    def key_norm(self) -> FloatArray:
+        """float32 [P, page]: Euclidean norm of the token's key; 0 where never measured."""
+        return self.gather(self.columns.key_norm)
+
+    @cached_property
+    def valid(self) -> BoolArray:
+        """bool [P, page]: the token is processed (the last page may be partial)."""
+        known = min(self.processed_tokens, self.n_tokens)
+        n_valid = _tokens_in(self.page_index, known, self.page_size_tokens)
+        return np.asarray(np.arange(self.page_size_tokens) < n_valid[:, None], dtype=np.bool_)
 
     @property
     def n_pages(self) -> int:
@@ -82,6 +126,10 @@ class PageView:
             values = np.where(self.valid, values, np.float32(0.0))
         total = np.einsum("pt->p", values)  # as a plain sum, several times faster on short rows
         return np.asarray(total / np.maximum(count, 1).astype(np.float32), dtype=np.float32)
+
+
+TOKEN_ARRAYS = tuple(name for name, value in vars(PageView).items() if isinstance(value, cached_property))
+"""Names of the view's arrays by token."""
 
 
 def build_page_view(
@@ -107,42 +155,42 @@ def build_page_view(
         pages = np.unique(pages)
     if pages.size:
         state.reserve((int(pages[-1]) + 1) * page)
-    known = min(processed_tokens, state.n_tokens)
-    n_registered = _tokens_in(pages, state.n_tokens, page)
-    region = state.paged("region")[pages]
-    flags = state.paged("flags")[pages]
-    superseded: BoolArray = np.zeros(pages.size, dtype=np.bool_)
-    if flags.any():
-        n_superseded = np.count_nonzero(flags & np.int8(SpanFlag.SUPERSEDED), axis=1)
-        superseded = np.asarray(n_superseded * 2 > n_registered, dtype=np.bool_)
-    pinned: BoolArray = np.zeros(pages.size, dtype=np.bool_)
-    if config.policy_pins:
-        np.any(state.paged("pinned")[pages], axis=1, out=pinned)
+    page_region, pinned, superseded = page_facts(state, pages)
+    if not config.policy_pins:
+        pinned = np.zeros(pages.size, dtype=np.bool_)
     ends = (pages + 1) * page
     protected = (pages < config.sink_pages) | (ends > processed_tokens - config.recent_tokens)
-    weight = np.maximum(state.paged("salience_weight")[pages], np.float32(1.0))
     return PageView(
         session_key=session_key,
         page_size_tokens=page,
         table=state.table,
         page_index=pages,
-        region=region,
-        flags=flags,
-        age_ticks=np.maximum(state.clock_ticks - state.paged("refreshed_at_ticks")[pages], 0),
-        ewma_mass=state.paged("ewma_mass")[pages],
-        accumulated_relative=state.paged("accumulated_relative")[pages],
-        salience=state.paged("salience_sum")[pages] / weight,
-        last_query_mass=state.paged("last_query_mass")[pages],
-        key_norm=state.paged("key_norm")[pages],
-        valid=np.arange(page) < _tokens_in(pages, known, page)[:, None],
+        columns=state.columns,
         pinned=pinned,
         protected=protected,
         evictable=~(pinned | protected),
-        page_region=_majority(region, n_registered, state.table),
+        page_region=page_region,
         superseded=superseded,
         n_tokens=state.n_tokens,
         processed_tokens=processed_tokens,
         clock_ticks=state.clock_ticks,
+    )
+
+
+def page_facts(state: TokenState, pages: IndexArray) -> tuple[RegionArray, BoolArray, BoolArray]:
+    """Of each page: the region of most of its tokens, whether one is pinned, whether most are superseded; [P] each."""
+    page, table = state.config.page_size_tokens, state.table
+    library = native_library()
+    if library is not None:
+        return host.page_facts(
+            library, state.columns, state.paged("pinned"), table.tie_rank, pages, state.n_tokens, page
+        )
+    n_registered = _tokens_in(pages, state.n_tokens, page)
+    n_superseded = np.count_nonzero(state.paged("flags")[pages] & np.int8(SpanFlag.SUPERSEDED), axis=1)
+    return (
+        _majority(state.paged("region")[pages], n_registered, table),
+        np.asarray(np.any(state.paged("pinned")[pages], axis=1), dtype=np.bool_),
+        np.asarray(n_superseded * 2 > n_registered, dtype=np.bool_),
     )
 
 

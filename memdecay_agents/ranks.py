@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from memdecay_agents.arrays import BoolArray, FloatArray
+from memdecay_kernels.implementations import native_library
+from memdecay_kernels.native import host
 
 
 def unit_ranks(values: FloatArray) -> FloatArray:
     """Ranks in [0, 1], equal values sharing their mean rank; float32 [n] from float32 [n]. One value: 0.5."""
+    library = native_library()
+    if library is not None and values.dtype == np.float32:
+        return host.unit_ranks(library, np.ascontiguousarray(values))
     n = values.shape[0]
     if n < 2:
         return np.full(n, 0.5, dtype=np.float32)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from memdecay_agents.arrays import FloatArray
+from memdecay_kernels.implementations import native_library
+from memdecay_kernels.native import host
 
 
 def local_salience(relative_mass: FloatArray, *, neighbours: int, floor: float) -> FloatArray:
@@ -18,6 +20,9 @@ def local_salience(relative_mass: FloatArray, *, neighbours: int, floor: float) 
     Returns:
         float32 [m]; 0 for a token like its neighbours.
     """
+    library = native_library()
+    if library is not None and relative_mass.dtype == np.float32:
+        return host.local_salience(library, np.ascontiguousarray(relative_mass), neighbours, floor)
     m = relative_mass.shape[0]
     floored = np.maximum(relative_mass, np.float32(floor))
     total = np.zeros(m + 1, dtype=np.float64)

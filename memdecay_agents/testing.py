@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from memdecay_agents.errors import PolicyError, UnsupportedError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.ledger import LedgerEntry
 from memdecay_agents.observations import Observation
-from memdecay_agents.pages import PageView
+from memdecay_agents.pages import TOKEN_ARRAYS, PageView
 from memdecay_agents.policies.base import Policy
 from memdecay_agents.selection import EvictionPlan, plan_eviction
 from memdecay_agents.session_state import SessionState
@@ -175,6 +175,8 @@ def _play(scenario: Scenario, policy: Policy, make: Callable[[], Policy]) -> lis
 
 def _check_view(view: PageView, policy: Policy, make: Callable[[], Policy], budget_pages: int, n_new: int) -> None:
     """Ask everything that a policy answers about one view."""
+    for name in TOKEN_ARRAYS:  # gathered on first use: do it now, so that a change of one is seen
+        getattr(view, name)
     before = deepcopy(view)
     tokens = np.asarray(policy.token_scores(view))
     if tokens.shape != view.region.shape or not np.isfinite(tokens).all():
@@ -220,8 +222,11 @@ def _check_plan(view: PageView, policy: Policy, plan: EvictionPlan) -> None:
 
 
 def _same(one: PageView, other: PageView) -> bool:
-    names = [f.name for f in fields(one) if isinstance(getattr(one, f.name), np.ndarray)]
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+    names = [name for name, value in vars(one).items() if isinstance(value, np.ndarray)]
+    columns = zip(one.columns, other.columns, strict=True)
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names) and all(
+        np.array_equal(was, now) for was, now in columns
+    )
 
 
 def _broken(policy: Policy, rule: str) -> PolicyError:

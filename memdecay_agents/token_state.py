@@ -19,6 +19,9 @@ from memdecay_agents.observations import Observation, RefreshRule
 from memdecay_agents.region_table import RegionTable
 from memdecay_agents.salience import local_salience
 from memdecay_agents.spans import Span, SpanFlag, flags_of_tokens, regions_of_tokens
+from memdecay_kernels.implementations import native_library
+from memdecay_kernels.native import host
+from memdecay_kernels.terms import ObserveRule, TokenColumns
 
 _COLUMNS = {
     "region": np.int8,
@@ -47,6 +50,14 @@ class TokenState:
         self.config = config
         self.table = RegionTable.of(config)
         self.refresh = refresh if refresh is not None else RefreshRule.for_config(config)
+        self.rule = ObserveRule(
+            ewma_factor=config.ewma_factor,
+            salience_neighbours=config.salience_neighbours,
+            salience_floor_relative=config.salience_floor_relative,
+            salience_min_age_tokens=config.salience_min_age_tokens,
+            refresh=self.refresh.kind,
+            refresh_threshold=self.refresh.threshold,
+        )
         self.reset()
 
     def reset(self) -> None:
@@ -202,8 +213,25 @@ class TokenState:
                 rule=f"it names token {int(index[-1])}, and the session has {self.n_tokens}",
                 remedy="Report logical indices of this session's tokens.",
             )
+        weight = observation.represented_queries
+        library = native_library()
+        if library is None:
+            self._take_in(observation)
+        else:
+            host.observe_tokens(
+                library, self.columns, index, observation.mass, observation.last_query_mass, self.rule, weight,
+                self.clock_ticks,
+            )  # fmt: skip
+        self.observed_queries += weight
+        norms = observation.key_norms
+        if norms is not None and norms.size:
+            self._columns["key_norm"][index[-norms.size :]] = norms
+            self.normed_tokens = max(self.normed_tokens, int(index[-1]) + 1)
+
+    def _take_in(self, observation: Observation) -> None:
+        """The same without the native library."""
         config, weight = self.config, observation.represented_queries
-        mass = observation.mass
+        index, mass = observation.token_index, observation.mass
         relative = mass * np.float32(index.size)
         columns = self._columns
         keep = np.float32((1.0 - config.ewma_factor) ** weight)
@@ -216,12 +244,13 @@ class TokenState:
         columns["salience_sum"][index[:n_old]] += np.float32(weight) * salience[:n_old]
         columns["salience_weight"][index[:n_old]] += np.float32(weight)
         columns["refreshed_at_ticks"][index[self.refresh.refreshed(mass, relative)]] = self.clock_ticks
-        self.observed_queries += weight
-        if observation.key_norms is not None and observation.key_norms.size:
-            columns["key_norm"][index[-observation.key_norms.size :]] = observation.key_norms
-            self.normed_tokens = max(self.normed_tokens, int(index[-1]) + 1)
 
     # --- views ----------------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> TokenColumns[np.ndarray]:
+        """The columns that evidence and scores are made of, [capacity] each; not copies."""
+        return TokenColumns(*(self._columns[name] for name in TokenColumns._fields))
 
     def paged(self, name: str) -> np.ndarray:
         """A column cut into pages, [capacity in pages, page size]; unregistered tokens are 0."""

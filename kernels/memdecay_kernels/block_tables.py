@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import torch
 
+from memdecay_kernels.implementations import native_for
+from memdecay_kernels.reference import tables as reference
+
 
 class CompactTable(NamedTuple):
     """Block-table rows without holes."""
@@ -34,10 +37,14 @@ def compact_block_table(
         page_size_tokens: tokens in a page.
         null_page: the id that marks an evicted page.
     """
-    columns = torch.arange(block_table.shape[1], device=block_table.device)
-    used = columns[None, :] < ((seq_lens + page_size_tokens - 1) // page_size_tokens)[:, None]
-    kept = used & (block_table != null_page)
-    order = torch.argsort((~kept).to(torch.int8), dim=1, stable=True)
-    compacted = torch.where(kept, block_table, torch.zeros_like(block_table)).gather(1, order)
-    holes = (used & ~kept).sum(1, dtype=seq_lens.dtype)
-    return CompactTable(compacted, seq_lens - holes * page_size_tokens, kept)
+    kept = torch.empty(block_table.shape, dtype=torch.bool, device=block_table.device)
+    table, kept_tokens = (
+        torch.empty_like(block_table, memory_format=torch.contiguous_format),
+        torch.empty_like(seq_lens),
+    )
+    native = native_for("compact_block_table", block_table.device)
+    if native is not None and native.compact_block_table(
+        block_table, seq_lens, page_size_tokens, null_page, table, kept_tokens, kept
+    ):
+        return CompactTable(table, kept_tokens, kept)
+    return CompactTable(*reference.compact_block_table(block_table, seq_lens, page_size_tokens, null_page))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 _PAIRS = {torch.bfloat16: torch.int32, torch.float16: torch.int32}
+TILE_TOKENS = 16
 _DIGIT = 16  # exactly representable, with its neighbours, in every float type a key cache uses
 
 
@@ -61,6 +62,16 @@ class KeyLayout:
         """The layout as a strided box, if it is one: then unpacking is one pass over memory, with no index."""
         return find_box(self.offsets)
 
+    @cached_property
+    def offsets32(self) -> torch.Tensor:
+        """The offsets as contiguous int32 on the host, for the native library."""
+        return self.offsets.to(device="cpu", dtype=torch.int32).contiguous()
+
+    @cached_property
+    def tile_kind(self) -> int:
+        """How 16 neighbouring tokens lie: 0 anywhere, 1 in columns, 2 in pairs of dimensions."""
+        return find_tile_kind(self.offsets)
+
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """Undo the packing: ``[..., page_size * head_dim]`` to contiguous ``[..., page_size, head_dim]``."""
         shape = (*packed.shape[:-1], *self.offsets.shape)
@@ -69,7 +80,7 @@ class KeyLayout:
         cells = packed.contiguous()
         (t1, t0, d1, d0), (s1, s0, r1, r0) = self.box
         pair = _PAIRS.get(cells.dtype)
-        if pair is not None and d0 == 2 and r0 == 1 and not (s1 | s0 | r1 | int(cells.storage_offset())) % 2:
+        if pair is not None and d1 > 1 and d0 == 2 and r0 == 1 and not (s1 | s0 | r1 | int(cells.storage_offset())) % 2:
             # two neighbouring 16-bit numbers move as one
             halves = cells.view(pair).as_strided(
                 (*packed.shape[:-1], t1, t0, d1), (*(n // 2 for n in cells.stride()[:-1]), s1 // 2, s0 // 2, r1 // 2)
@@ -107,6 +118,27 @@ def find_box(offsets: torch.Tensor) -> Box | None:
             if torch.equal(made.view(tokens, dims), offsets):
                 return Box(sizes, strides)
     return None
+
+
+def find_tile_kind(offsets: torch.Tensor) -> int:
+    """How each tile of 16 tokens of a page lies in memory; see ``TileKind`` in ``native/src/api.h``.
+
+    Args:
+        offsets: int64 ``[page_size_tokens, head_dim]``, see `KeyLayout`.
+    """
+    tokens, dims = offsets.shape
+    if tokens % TILE_TOKENS or dims % 2:
+        return 0
+    tiles = offsets.cpu().view(-1, TILE_TOKENS, dims)
+    first = tiles[:1, :1]
+    same_everywhere = torch.equal(tiles[:, :1] - tiles[:, :1, :1], (first - first[..., :1]).expand(len(tiles), 1, dims))
+    if not same_everywhere or int(first[0, 0, 0]) != 0:
+        return 0
+    place = torch.arange(TILE_TOKENS)[None, :, None]
+    if torch.equal(tiles - tiles[:, :1], place.expand_as(tiles)):
+        return 1
+    odd_behind_even = torch.equal(tiles[..., 1::2], tiles[..., ::2] + 1)
+    return 2 if odd_behind_even and torch.equal(tiles - tiles[:, :1], (2 * place).expand_as(tiles)) else 0
 
 
 def _divisors(number: int) -> list[int]:

@@ -8,63 +8,144 @@ from __future__ import annotations
 
 import torch
 
+from memdecay_kernels.implementations import native_for
 from memdecay_kernels.layouts import KeyLayout
+from memdecay_kernels.reference import mass as reference
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def attention_mass(
     query: torch.Tensor,
     key_cache: torch.Tensor,
-    layout: KeyLayout,
-    page_ids: torch.Tensor,
-    context_tokens: int,
+    layout: KeyLayout | None,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
     scale: float,
     *,
+    query_ends: torch.Tensor | None = None,
+    windows: torch.Tensor | None = None,
     head_reduce: str = "mean",
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
 ) -> torch.Tensor:
-    """Attention mass per retained token, averaged over the queries; float32 throughout.
+    """Attention mass per retained token of R requests, averaged over each one's newest queries; float32 throughout.
 
-    Query ``w`` of ``W`` is the one at position ``context_tokens - W + w`` among the retained tokens, and
-    sees no token after itself.
+    Query ``w`` of a request's ``W`` is the one at position ``context - W + w`` among its retained tokens, and sees
+    no token after itself.
 
     Args:
-        query: ``[W, num_heads, head_dim]``, any float type; the newest queries after rotary embedding.
-        key_cache: ``[num_pages, num_kv_heads, page_size * head_dim]``, any float type: the packed keys
-            of the pool (a view; never written).
-        layout: how a page's keys are packed.
-        page_ids: int64 ``[P]``: the request's pages in order, without the evicted ones.
-        context_tokens: retained tokens, the ``W`` new ones included; at most ``P * page_size``.
+        query: ``[T, num_heads, head_dim]``, bfloat16, float16 or float32, after rotary embedding; the last axis
+            contiguous, the others in any strides.
+        key_cache: the pool's keys, bfloat16, float16 or float32, never written. With a ``layout``: packed cells
+            ``[num_pages, num_kv_heads, page_size * head_dim]``; without: ``[num_pages, num_kv_heads, page_size,
+            head_dim]``. The last axis contiguous, the others in any strides.
+        layout: how a page's keys are packed; None: token after token.
+        block_table: int32 ``[R, P]``: each request's pages in order, without the evicted ones.
+        context_lens: int32 ``[R]``: retained tokens, the newest queries' own included; 0: nothing to do.
         scale: the softmax scale.
-        head_reduce: "mean" or "max" over the query heads.
+        query_ends: int32 ``[R]``: one past each request's last query in ``query``. By default the one request has
+            all queries, or each of R = T requests has one.
+        windows: int32 ``[R]``: each request's newest queries W to measure; 0: nothing to do.
+        head_reduce: "mean" or "max" over the query heads (of the mean over W).
+        out: float32 ``[R, M]``, M at least the longest context; by default a new tensor.
+        accumulate: add to ``out``, as for the sum over layers.
 
     Returns:
-        float32 ``[context_tokens]``; with "mean" it sums to 1.
+        ``out``. With "mean" a row sums to 1; behind a row's context it is 0 (untouched when accumulating).
 
     Raises:
-        ValueError: shapes that do not fit together, or an unknown ``head_reduce``.
+        ValueError: shapes or dtypes that do not fit together, or an unknown ``head_reduce``.
     """
-    window, num_heads, head_dim = query.shape
+    requests = block_table.shape[0]
+    if query_ends is None or windows is None:
+        query_ends, windows = _default_queries(query, requests)
+    page_size = layout.page_size_tokens if layout is not None else key_cache.shape[2]
+    if out is None:
+        longest = int(context_lens.max()) if requests else 0
+        out, accumulate = query.new_zeros(requests, longest, dtype=torch.float32), False
+    check_shapes(query, key_cache, layout, head_reduce, out)
+    if query.device.type == "cpu":
+        check_rows(
+            block_table, context_lens, query_ends, windows,
+            page_size_tokens=page_size, query_tokens=query.shape[0], columns=out.shape[1],
+        )  # fmt: skip
+    native = native_for("attention_mass", query.device)
+    if native is None or not native.attention_mass(
+        query, key_cache, layout, block_table, context_lens, query_ends, windows, scale, head_reduce, out, accumulate
+    ):
+        reference.attention_mass(
+            query, key_cache, layout, block_table, context_lens, query_ends, windows, scale, head_reduce, out,
+            accumulate,
+        )  # fmt: skip
+    return out
+
+
+def _default_queries(query: torch.Tensor, requests: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = query.shape[0]
+    if requests == 1:
+        ends = windows = torch.tensor([tokens], dtype=torch.int32, device=query.device)
+    elif requests == tokens:
+        ends = torch.arange(1, tokens + 1, dtype=torch.int32, device=query.device)
+        windows = torch.ones(tokens, dtype=torch.int32, device=query.device)
+    else:
+        raise ValueError(f"{tokens} queries for {requests} requests: say whose they are by query_ends and windows")
+    return ends, windows
+
+
+def check_shapes(
+    query: torch.Tensor, key_cache: torch.Tensor, layout: KeyLayout | None, head_reduce: str, out: torch.Tensor
+) -> None:
+    """Check that queries, keys and masses fit together; see `attention_mass`.
+
+    Raises:
+        ValueError: what does not.
+    """
+    _, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[1]
-    if num_heads % num_kv_heads or head_dim != layout.head_dim:
-        raise ValueError(
-            f"query heads {num_heads} x {head_dim} do not fit {num_kv_heads} key heads x {layout.head_dim}"
-        )
-    if not window <= context_tokens <= page_ids.numel() * layout.page_size_tokens:
-        raise ValueError(
-            f"context of {context_tokens} tokens does not fit {page_ids.numel()} pages of "
-            f"{layout.page_size_tokens} with {window} queries"
-        )
-    group = num_heads // num_kv_heads
-    cells = layout.unpack(key_cache.index_select(0, page_ids))  # [P, Hkv, page, D]
-    keys = cells.transpose(0, 1).flatten(1, 2)[:, :context_tokens].float()  # [Hkv, L, D]
-    grouped = query.float().view(window, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    logits = torch.matmul(grouped.flatten(1, 2) * scale, keys.transpose(1, 2))
-    logits = logits.view(num_kv_heads, group, window, context_tokens)
-    if window > 1:  # among the newest tokens each query sees those up to itself
-        hidden = torch.ones(window, window, dtype=torch.bool, device=query.device).triu(1)
-        logits[..., context_tokens - window :].masked_fill_(hidden, float("-inf"))
-    weights = logits.softmax(-1).mean(2).flatten(0, 1)  # [num_heads, L]
-    if head_reduce == "mean":
-        return weights.mean(0)
-    if head_reduce == "max":
-        return weights.amax(0)
-    raise ValueError(f"head_reduce {head_reduce!r} is neither 'mean' nor 'max'")
+    key_dim = layout.head_dim if layout is not None else key_cache.shape[3]
+    if num_heads % num_kv_heads or head_dim != key_dim:
+        raise ValueError(f"query heads {num_heads} x {head_dim} do not fit {num_kv_heads} key heads x {key_dim}")
+    if layout is not None and key_cache.shape[2] != layout.offsets.numel():
+        raise ValueError(f"cells of {key_cache.shape[2]} elements do not fit layout {layout.name!r}")
+    if query.dtype not in _FLOATS or key_cache.dtype not in _FLOATS or out.dtype is not torch.float32:
+        raise ValueError(f"queries {query.dtype}, keys {key_cache.dtype}, out {out.dtype}: floats of 16 or 32 bits")
+    if head_reduce not in ("mean", "max"):
+        raise ValueError(f"head_reduce {head_reduce!r} is neither 'mean' nor 'max'")
+
+
+def check_rows(
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    query_ends: torch.Tensor,
+    windows: torch.Tensor,
+    *,
+    page_size_tokens: int,
+    query_tokens: int,
+    columns: int,
+) -> None:
+    """Check rows on the host; on a device that would be a wait, and the caller answers for them.
+
+    Args:
+        block_table: int32 ``[R, P]``.
+        context_lens: int32 ``[R]``.
+        query_ends: int32 ``[R]``.
+        windows: int32 ``[R]``.
+        page_size_tokens: tokens in a page.
+        query_tokens: queries that there are.
+        columns: masses that there is room for in a row.
+
+    Raises:
+        ValueError: which row does not fit, and why.
+    """
+    rows = zip(context_lens.tolist(), query_ends.tolist(), windows.tolist(), strict=True)
+    for row, (context, end, window) in enumerate(rows):
+        if not context or not window:
+            continue
+        if not 0 < window <= context <= block_table.shape[1] * page_size_tokens or context > columns:
+            raise ValueError(
+                f"row {row}: a context of {context} tokens does not fit {block_table.shape[1]} pages of "
+                f"{page_size_tokens} with {window} queries and room for {columns} masses"
+            )
+        if not window <= end <= query_tokens:
+            raise ValueError(f"row {row}: {window} queries up to {end} do not fit {query_tokens} queries")

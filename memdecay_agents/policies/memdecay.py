@@ -20,9 +20,9 @@ import numpy as np
 from memdecay_agents.arrays import FloatArray, IndexArray
 from memdecay_agents.pages import PageView
 from memdecay_agents.policies.base import Policy, ascending
-from memdecay_agents.policies.paper import base_priority
 from memdecay_agents.quotas import inside_quota, quota_pages
-from memdecay_agents.ranks import ranks_within
+from memdecay_agents.scoring import Terms, page_parts, token_parts
+from memdecay_kernels.terms import ScoreTerms
 
 
 class MemDecayPolicy(Policy):
@@ -30,27 +30,28 @@ class MemDecayPolicy(Policy):
 
     name: ClassVar[str] = "memdecay"
 
-    def _token_parts(self, view: PageView) -> dict[str, FloatArray]:
-        age = view.age_ticks.astype(np.float32)
-        if self.config.decay_form == "power_law":
-            decay = 1.0 / (1.0 + age / view.table.half_life_ticks[view.region])
-        else:
-            decay = np.exp(-view.table.decay_rate_per_tick[view.region] * age)
-        half_alpha = np.float32(self.config.alpha / 2.0)
-        return {
-            "structure": base_priority(view, self.config.superseded_factor) * decay,
-            "attention": half_alpha * ranks_within(view.accumulated_relative, view.evictable),
-            "salience": half_alpha * ranks_within(view.salience, view.evictable),
-        }
+    def _terms(self, view: PageView) -> Terms:
+        return ScoreTerms(
+            base_priority=view.table.base_priority,
+            decay_rate_per_tick=view.table.decay_rate_per_tick,
+            half_life_ticks=view.table.half_life_ticks,
+            decay_form=self.config.decay_form,
+            superseded_factor=self.config.superseded_factor,
+            attention_column="accumulated_relative",
+            attention_weight=self.config.alpha / 2.0,
+            attention_form="rank",
+            salience_weight=self.config.alpha / 2.0,
+            salience_form="rank",
+        )
 
     def token_scores(self, view: PageView) -> FloatArray:
         """Structure + attention + salience, float32 [P, page]; ranks are 0 on pages that are not evictable."""
-        structure, attention, salience = self._token_parts(view).values()
+        structure, attention, salience = token_parts(view, self._terms(view)).values()
         return structure + attention + salience
 
     def score_parts(self, view: PageView) -> dict[str, FloatArray]:
         """The decaying ``structure`` and the two rank terms, ``attention`` and ``salience``."""
-        return {name: view.page_mean(part) for name, part in self._token_parts(view).items()}
+        return page_parts(view, self._terms(view))
 
     def order(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> IndexArray:
         """Pages outside every quota by rising score, then the pages inside one by rising score."""

@@ -13,22 +13,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from memdecay_agents.arrays import FloatArray
 from memdecay_agents.observations import RefreshRule
 from memdecay_agents.pages import PageView
 from memdecay_agents.policies.base import Policy
-from memdecay_agents.spans import SpanFlag
-
-
-def base_priority(view: PageView, superseded_factor: float) -> FloatArray:
-    """b_r of each token, float32 [P, page], demoted where something newer supersedes it."""
-    priority = view.table.base_priority[view.region]
-    if view.flags.any():
-        superseded = (view.flags & np.int8(SpanFlag.SUPERSEDED)) != 0
-        priority = np.where(superseded, priority * np.float32(superseded_factor), priority)
-    return priority
+from memdecay_agents.scoring import Terms, page_parts, token_parts
+from memdecay_kernels.terms import ScoreTerms
 
 
 class PaperPolicy(Policy):
@@ -36,24 +26,25 @@ class PaperPolicy(Policy):
 
     name: ClassVar[str] = "paper"
 
-    def _structure(self, view: PageView) -> FloatArray:
-        rate = view.table.decay_rate_per_tick[view.region]
-        decay: FloatArray = np.exp(-rate * view.age_ticks.astype(np.float32))
-        return base_priority(view, self.config.superseded_factor) * decay
-
-    def _attention(self, view: PageView) -> FloatArray:
-        return np.float32(self.config.paper_alpha) * view.ewma_mass
+    def _terms(self, view: PageView) -> Terms:
+        return ScoreTerms(
+            base_priority=view.table.base_priority,
+            decay_rate_per_tick=view.table.decay_rate_per_tick,
+            half_life_ticks=view.table.half_life_ticks,
+            superseded_factor=self.config.superseded_factor,
+            attention_column="ewma_mass",
+            attention_weight=self.config.paper_alpha,
+        )
 
     def token_scores(self, view: PageView) -> FloatArray:
         """b exp(-lambda dt) + alpha a, float32 [P, page]."""
-        return self._structure(view) + self._attention(view)
+        parts = token_parts(view, self._terms(view))
+        return parts["structure"] + parts["attention"]
 
     def score_parts(self, view: PageView) -> dict[str, FloatArray]:
         """The decaying ``structure`` and the ``attention`` term."""
-        return {
-            "structure": view.page_mean(self._structure(view)),
-            "attention": view.page_mean(self._attention(view)),
-        }
+        parts = page_parts(view, self._terms(view))
+        return {"structure": parts["structure"], "attention": parts["attention"]}
 
     def refresh_rule(self) -> RefreshRule:
         """tau, on the raw mass."""

@@ -25,10 +25,10 @@ from memdecay_adapters.engine.flash_backend import (
     add_mass,
     register_flash_backend,
 )
-from memdecay_adapters.engine.observer import ObservedRow
+from memdecay_adapters.engine.observer import ObservedRows
 from memdecay_adapters.engine.step_messages import StepDirections
 from memdecay_agents.errors import IntegrityError, UnsupportedError
-from memdecay_kernels import compact_block_table
+from memdecay_kernels import MassPlan, compact_block_table
 from tests.kernels.test_attention_mass import direct_mass
 from tests.kernels.test_compact_rows import HOST_READS, RecordOperators
 
@@ -146,10 +146,12 @@ def test_rows_are_observed_with_their_logical_indices():
     metadata = builder(observer=observer).build(0, step())
     assert isinstance(metadata, MemDecayFlashMetadata)
     assert metadata.block_table.tolist() == COMPACTED
-    a, b = metadata.observed_rows
-    assert (a.request_id, a.pages.tolist(), a.query_end, a.queries) == ("a", [3, 5, 9], 2, 2)
-    assert a.token_index.tolist() == [*range(16), *range(32, 48), *range(64, 70)]
-    assert (b.request_id, b.pages.tolist(), b.query_end, b.queries) == ("b", [1, 2], 3, 1)
+    observed = metadata.observed_rows
+    assert observed.request_ids == ("a", "b")
+    assert observed.token_index[0].tolist() == [*range(16), *range(32, 48), *range(64, 70)]
+    table, lengths, ends, windows = (row.tolist() for row in observed.plan.rows)
+    assert [table[0][:3], table[1][:2]] == [[3, 5, 9], [1, 2]]
+    assert (lengths, ends, windows) == ([38, observed.token_index[1].numel()], [2, 3], [2, 1])
 
 
 def test_a_step_that_may_be_a_graph_replay_is_not_observed():
@@ -179,7 +181,9 @@ def test_a_stale_row_is_caught_when_integrity_is_checked_with_or_without_graphs(
 
 def observed_row():
     table = compact_block_table(torch.tensor(TABLE[:1], dtype=torch.int32), torch.tensor([70]).int(), PAGE)
-    return ObservedRow("a", table.block_table[0, :3].long(), torch.arange(38), query_end=3, queries=2)
+    ends, windows = torch.tensor([3]).int(), torch.tensor([2]).int()
+    plan = MassPlan(table.block_table, table.kept_tokens, ends, windows, page_size_tokens=PAGE, query_tokens=5)
+    return ObservedRows(("a",), (torch.arange(38),), plan)
 
 
 @pytest.mark.parametrize("heads_outermost", [True, False])
@@ -193,8 +197,8 @@ def test_mass_is_the_softmax_over_retained_keys_in_either_cache_layout(heads_out
     add_mass(row, query, cache, 0.3)
     add_mass(row, query, cache, 0.3)
     keys = cache[[3, 5, 9]][..., :8].permute(0, 2, 1, 3).reshape(-1, 2, 8)[:38]
-    assert row.layers == 2
-    torch.testing.assert_close(row.mass / 2, direct_mass(query[1:3], keys, 0.3), rtol=1e-4, atol=1e-6)
+    assert row.plan.layers == 2
+    torch.testing.assert_close(row.plan.mass[0] / 2, direct_mass(query[1:3], keys, 0.3), rtol=1e-4, atol=1e-6)
 
 
 def test_only_observed_layers_add_mass_and_attention_is_the_stock_one(monkeypatch):
@@ -210,7 +214,7 @@ def test_only_observed_layers_add_mass_and_attention_is_the_stock_one(monkeypatc
         return impl.forward(layer, query, query, query, cache, attn_metadata, query)
 
     assert forward("l1", metadata) == "stock"
-    assert observer._rows[0].mass is None
+    assert observer._rows[0].plan.layers == 0
     assert forward("l0", metadata) == "stock"
     assert forward("l0", None) == "stock"
     (report,) = observer.report().by_request.values()

@@ -1,18 +1,39 @@
-"""attention_mass against a direct softmax over unpacked keys, written independently of the packed path."""
+"""attention_mass: the definition against a direct softmax, and every implementation against the definition."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memdecay_kernels import KeyLayout, attention_mass, recover_key_layout
+from memdecay_kernels import KeyLayout, MassPlan, attention_mass, recover_key_layout
+from memdecay_kernels.reference import mass as reference
 
 
 def shuffled_layout(page: int, head_dim: int, seed: int) -> KeyLayout:
     offsets = torch.randperm(page * head_dim, generator=torch.Generator().manual_seed(seed))
     return KeyLayout(offsets.view(page, head_dim), "shuffled")
+
+
+def column_layout(page: int, head_dim: int) -> KeyLayout:
+    """For each dimension the page's tokens in a row."""
+    return KeyLayout(torch.arange(page * head_dim).view(head_dim, page).t().contiguous(), "columns")
+
+
+def pair_layout(page: int, head_dim: int) -> KeyLayout:
+    """16 tokens at a time, pairs of dimensions together."""
+    token, dim = torch.arange(page)[:, None], torch.arange(head_dim)[None, :]
+    place = (token // 16) * 16 * head_dim + (dim // 2) * 32 + (token % 16) * 2 + dim % 2
+    return KeyLayout(place, "pairs")
+
+
+LAYOUTS = {
+    "row_major": KeyLayout.row_major,
+    "columns": column_layout,
+    "pairs": pair_layout,
+    "shuffled": lambda page, head_dim: shuffled_layout(page, head_dim, page + head_dim),
+}
 
 
 def direct_mass(query: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
@@ -29,6 +50,10 @@ def direct_mass(query: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.
     return total / (window * heads)
 
 
+def int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     page=st.sampled_from([16, 32]),
@@ -41,7 +66,7 @@ def direct_mass(query: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.
     magnitude=st.sampled_from([0.1, 1.0, 30.0]),
     seed=st.integers(0, 10_000),
 )
-def test_equals_a_direct_softmax(page, kv_heads, group, window, pages, missing, dtype, magnitude, seed):
+def test_the_definition_is_a_direct_softmax(page, kv_heads, group, window, pages, missing, dtype, magnitude, seed):
     generator = torch.Generator().manual_seed(seed)
     head_dim, pool_pages = 8, 9
     layout = shuffled_layout(page, head_dim, seed)
@@ -51,35 +76,145 @@ def test_equals_a_direct_softmax(page, kv_heads, group, window, pages, missing, 
         length = window = pages * page
     keys = (torch.randn(pool_pages, kv_heads, page, head_dim, generator=generator) * magnitude).to(dtype)
     query = torch.randn(window, kv_heads * group, head_dim, generator=generator).to(dtype)
-    mass = attention_mass(query, layout.pack(keys), layout, page_ids, length, 0.3)
+    mass = torch.empty(1, length)
+    reference.attention_mass(
+        query, layout.pack(keys), layout, page_ids.int()[None], int32(length), int32(window), int32(window), 0.3,
+        "mean", mass, False,
+    )  # fmt: skip
     flat = keys[page_ids].permute(0, 2, 1, 3).reshape(-1, kv_heads, head_dim)[:length]
     expected = direct_mass(query.float(), flat.float(), 0.3)
-    assert mass.dtype is torch.float32
-    torch.testing.assert_close(mass, expected, rtol=2e-4, atol=2e-6)
+    torch.testing.assert_close(mass[0], expected, rtol=2e-4, atol=2e-6)
     assert mass.sum().item() == pytest.approx(1.0, abs=1e-4)
 
 
-def test_max_over_heads_is_the_largest_heads_mass():
-    layout = KeyLayout.row_major(16, 4)
-    keys = torch.randn(2, 2, 16, 4)
-    query = torch.randn(1, 4, 4)
-    flat = keys.permute(0, 2, 1, 3).reshape(-1, 2, 4)
-    per_head = torch.stack([direct_mass(query[:, h : h + 1], flat[:, h // 2 : h // 2 + 1], 0.5) for h in range(4)])
-    mass = attention_mass(query, layout.pack(keys), layout, torch.tensor([0, 1]), 32, 0.5, head_reduce="max")
-    torch.testing.assert_close(mass, per_head.amax(0), rtol=1e-4, atol=1e-6)
+@st.composite
+def batches(draw):
+    """Ragged requests over one pool: queries, packed keys, layout, rows and options."""
+    kind = draw(st.sampled_from([*LAYOUTS, "plain"]))
+    page = draw(st.sampled_from([16, 32] if kind == "pairs" else [8, 16, 24, 32]))
+    head_dim = draw(st.sampled_from([2, 8, 32, 64, 96]) if kind == "pairs" else st.sampled_from([3, 8, 20, 64]))
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    requests = draw(st.integers(1, 4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+    magnitude = draw(st.sampled_from([0.05, 1.0, 40.0]))
+    lengths, windows = [], []
+    for _ in range(requests):
+        lengths.append(draw(st.one_of(st.just(0), st.integers(1, 5 * page), st.just(300))))
+        windows.append(min(draw(st.integers(0, 20)), lengths[-1]))
+    widest = max(1, *(-(-length // page) for length in lengths))
+    pool = 2 + widest * requests
+    table = (torch.randperm(pool, generator=generator)[: widest * requests]).view(requests, widest).int()
+    ends = torch.tensor(windows).cumsum(0) + draw(st.integers(0, 2))  # the batch may begin with others' queries
+    # queries and keys are slices of larger tensors, as an engine passes them; what is not theirs is NaN
+    fused = torch.full((int(ends[-1]) + 1, 2, kv_heads * group, head_dim), float("nan"))
+    fused[:, 0] = torch.randn(fused[:, 0].shape, generator=generator)
+    query = fused.to(dtype)[:, 0]
+    keys = (torch.randn(pool, kv_heads, page, head_dim, generator=generator) * magnitude).to(dtype)
+    for row, length in enumerate(lengths):  # behind a context the memory is anything
+        if length % page:
+            keys[table[row, length // page].long(), :, length % page :] = float("nan")
+    if kind == "plain":
+        beside = torch.full_like(keys, float("nan"))
+        cache = torch.cat([keys, beside], dim=-1).transpose(1, 2).contiguous().transpose(1, 2)[..., :head_dim]
+        layout = None
+    else:
+        layout = LAYOUTS[kind](page, head_dim)
+        packed = layout.pack(keys)
+        cache = torch.cat([packed, torch.full_like(packed, float("nan"))], dim=-1)[..., : packed.shape[-1]]
+    rows = (table, torch.tensor(lengths).int(), ends.int(), torch.tensor(windows).int())
+    options = draw(st.sampled_from(["mean", "max"])), draw(st.booleans()), draw(st.sampled_from([0.125, 1.0, -0.5]))
+    return query, cache, layout, rows, options
+
+
+@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches())
+def test_every_implementation_agrees_with_the_definition(implementation, batch):
+    query, cache, layout, rows, (reduce, accumulate, scale) = batch
+    table, lengths, ends, windows = rows
+    before = torch.rand(len(lengths), max(int(lengths.max()), 1) + 3)
+    expected, mass = before.clone(), before.clone()
+    reference.attention_mass(query, cache, layout, table, lengths, ends, windows, scale, reduce, expected, accumulate)
+    given_back = attention_mass(
+        query, cache, layout, table, lengths, scale, query_ends=ends, windows=windows, head_reduce=reduce, out=mass,
+        accumulate=accumulate,
+    )  # fmt: skip
+    assert given_back is mass
+    assert not mass.isnan().any()
+    # the logits of large keys differ in their last bits, by up to their size times the format's precision
+    torch.testing.assert_close(mass, expected, rtol=2e-4, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches(), st.integers(1, 3))
+def test_a_plan_sums_layers(implementation, batch, layers):
+    query, cache, layout, (table, lengths, ends, windows), (reduce, _, scale) = batch
+    page = layout.page_size_tokens if layout is not None else cache.shape[2]
+    plan = MassPlan(table, lengths, ends, windows, page_size_tokens=page, query_tokens=len(query), head_reduce=reduce)
+    expected = torch.zeros_like(plan.mass)
+    for layer in range(layers):
+        scaled = query * (layer + 1)
+        plan.add_layer(scaled, cache, layout, scale)
+        reference.attention_mass(scaled, cache, layout, table, lengths, ends, windows, scale, reduce, expected, True)
+    assert plan.layers == layers
+    torch.testing.assert_close(plan.mass, expected, rtol=2e-4, atol=1e-6)
+
+
+def test_logits_beyond_any_exponent_still_give_a_distribution(implementation):
+    layout = pair_layout(16, 32)
+    keys = torch.zeros(2, 1, 16, 32)
+    keys[0, 0, 3], keys[1, 0, 5] = 1e4, 1e4
+    query = torch.full((1, 2, 32), 1e4).bfloat16()
+    mass = attention_mass(query, layout.pack(keys.bfloat16()), layout, int32(0, 1)[None], int32(32), 1.0)
+    assert mass[0, 3].item() == mass[0, 21].item() == 0.5
+    assert mass.sum().item() == 1.0
+
+
+def test_results_do_not_depend_on_threads_or_on_the_batch(implementation):
+    layout = column_layout(16, 8)
+    generator = torch.Generator().manual_seed(3)
+    cache = layout.pack(torch.randn(20, 2, 16, 8, generator=generator))
+    query = torch.randn(3, 6, 8, generator=generator)
+    table = torch.randperm(20, generator=generator)[:18].view(3, 6).int()
+    lengths = int32(90, 17, 64)
+    together = attention_mass(query, cache, layout, table, lengths, 0.3)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(attention_mass(query, cache, layout, table, lengths, 0.3), together)
+    finally:
+        torch.set_num_threads(threads)
+    for row in range(3):
+        alone = attention_mass(query[row : row + 1], cache, layout, table[row : row + 1], lengths[row : row + 1], 0.3)
+        assert torch.equal(alone[0], together[row, : lengths[row]])
 
 
 @pytest.mark.parametrize(
-    ("heads", "context", "reduce", "message"),
-    [(3, 16, "mean", "do not fit"), (4, 17, "mean", "does not fit"), (4, 16, "median", "neither")],
+    ("change", "message"),
+    [
+        ({"heads": 3}, "do not fit"),
+        ({"context": 17}, "does not fit"),
+        ({"reduce": "median"}, "neither"),
+        ({"dtype": torch.float64}, "floats of 16 or 32 bits"),
+        ({"ends": 2}, "do not fit 1 queries"),
+        ({"cells": 63}, "do not fit layout"),
+    ],
 )
-def test_refuses_shapes_that_do_not_fit(heads, context, reduce, message):
+def test_refuses_what_does_not_fit(change, message):
+    case = {"heads": 4, "context": 16, "reduce": "mean", "dtype": torch.float32, "ends": 1, "cells": 64, **change}
     layout = KeyLayout.row_major(16, 4)
     with pytest.raises(ValueError, match=message):
         attention_mass(
-            torch.randn(1, heads, 4), torch.randn(2, 2, 64), layout, torch.tensor([0]), context, 1.0,
-            head_reduce=reduce,
+            torch.randn(1, case["heads"], 4).to(case["dtype"]), torch.randn(2, 2, case["cells"]), layout,
+            int32(0)[None], int32(case["context"]), 1.0, query_ends=int32(case["ends"]), windows=int32(1),
+            head_reduce=case["reduce"],
         )  # fmt: skip
+
+
+def test_queries_of_an_unclear_owner_are_refused():
+    layout = KeyLayout.row_major(16, 4)
+    with pytest.raises(ValueError, match="whose they are"):
+        attention_mass(torch.randn(3, 2, 4), torch.randn(2, 2, 64), layout, int32(0, 1)[:, None], int32(4, 4), 1.0)
 
 
 @settings(deadline=None, max_examples=20)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from memdecay_adapters.engine.integrity import check_worker_rows
-from memdecay_adapters.engine.observer import ObservedRow, StepObserver
-from memdecay_kernels import CompactTable
+from memdecay_adapters.engine.observer import KeyNorms, ObservedRows, StepObserver
+from memdecay_kernels import CompactTable, MassPlan
 
 
 def rows_to_observe(
     observer: StepObserver, table: CompactTable, query_start: Sequence[int], page_size_tokens: int
-) -> tuple[ObservedRow, ...]:
-    """The rows whose attention this step is asked to measure, registered with the observer.
+) -> ObservedRows | None:
+    """The rows whose attention this step is asked to measure, registered with the observer; None: there are none.
 
     Args:
         observer: the worker's; knows the step's directions and the batch's request ids in row order.
@@ -26,26 +27,54 @@ def rows_to_observe(
         page_size_tokens: tokens in a page.
     """
     wanted = observer.directions.observe
-    rows = []
-    request_ids = observer.request_ids() if wanted else []
-    for index in range(table.block_table.shape[0]):
-        if not wanted or request_ids[index] not in wanted:
-            continue
-        kept_tokens = int(table.kept_tokens[index])
-        kept_pages = torch.nonzero(table.kept_pages[index]).flatten()
-        tokens = kept_pages[:, None] * page_size_tokens + torch.arange(page_size_tokens)[None, :]
-        norms_from = observer.directions.norms_from.get(request_ids[index])
-        row = ObservedRow(
-            request_id=request_ids[index],
-            pages=table.block_table[index, : kept_pages.numel()].long(),
-            token_index=tokens.flatten()[:kept_tokens],
-            query_end=query_start[index + 1],
-            queries=min(wanted[request_ids[index]], query_start[index + 1] - query_start[index]),
-            norm_pages=0 if norms_from is None else int((kept_pages >= norms_from // page_size_tokens).sum()),
-        )
-        observer.watch(row)
-        rows.append(row)
-    return tuple(rows)
+    if not wanted:
+        return None
+    request_ids = observer.request_ids()[: table.block_table.shape[0]]
+    rows = [row for row, request_id in enumerate(request_ids) if request_id in wanted]
+    if not rows:
+        return None
+    ends = [query_start[row + 1] for row in rows]
+    windows = [min(wanted[request_ids[row]], query_start[row + 1] - query_start[row]) for row in rows]
+    context_lens = table.kept_tokens[rows]
+    kept_pages = table.kept_pages.numpy()
+    observed = ObservedRows(
+        request_ids=tuple(request_ids[row] for row in rows),
+        token_index=tuple(
+            _tokens_of(kept_pages[row], int(kept), page_size_tokens)
+            for row, kept in zip(rows, context_lens.tolist(), strict=True)
+        ),
+        plan=MassPlan(
+            table.block_table[rows],
+            context_lens,
+            torch.tensor(ends, dtype=torch.int32),
+            torch.tensor(windows, dtype=torch.int32),
+            page_size_tokens=page_size_tokens,
+            query_tokens=query_start[-1],
+        ),
+        norms=_norms_wanted(observer, table, rows, request_ids, page_size_tokens),
+    )
+    observer.watch(observed)
+    return observed
+
+
+def _norms_wanted(
+    observer: StepObserver, table: CompactTable, rows: Sequence[int], request_ids: Sequence[str], page_size_tokens: int
+) -> KeyNorms | None:
+    """The newest pages of each row whose key norms the scheduler does not know yet; None: there are none."""
+    pages, counts = [], []
+    for row in rows:
+        known_tokens = observer.directions.norms_from.get(request_ids[row])
+        kept = np.flatnonzero(table.kept_pages[row].numpy())
+        count = 0 if known_tokens is None else int((kept >= known_tokens // page_size_tokens).sum())
+        counts.append(count)
+        pages.append(table.block_table[row, kept.size - count : kept.size].long())
+    return KeyNorms(torch.cat(pages), tuple(counts), page_size_tokens) if any(counts) else None
+
+
+def _tokens_of(kept_pages: np.ndarray, kept_tokens: int, page_size_tokens: int) -> torch.Tensor:
+    """Logical indices of the tokens in the kept pages (bool ``[max_pages]``), int64 ``[kept_tokens]``."""
+    first = np.flatnonzero(kept_pages) * page_size_tokens
+    return torch.from_numpy((first[:, None] + np.arange(page_size_tokens)).ravel()[:kept_tokens])
 
 
 def check_step_rows(

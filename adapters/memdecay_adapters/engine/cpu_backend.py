@@ -23,8 +23,8 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 from memdecay_adapters.engine.attention_rows import check_step_rows, rows_to_observe
 from memdecay_adapters.engine.cpu_key_layout import cpu_key_layout
-from memdecay_adapters.engine.observer import ObservedRow, StepObserver
-from memdecay_kernels import attention_mass, compact_block_table
+from memdecay_adapters.engine.observer import ObservedRows, StepObserver
+from memdecay_kernels import compact_block_table
 
 PAGE_MULTIPLE_TOKENS = 16
 
@@ -33,7 +33,7 @@ PAGE_MULTIPLE_TOKENS = 16
 class MemDecayCPUMetadata(CPUAttentionMetadata):
     """The stock metadata and the rows that this step observes."""
 
-    observed_rows: tuple[ObservedRow, ...] = ()
+    observed_rows: ObservedRows | None = None
     observed_layers: frozenset[str] = frozenset()
 
 
@@ -86,32 +86,17 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
         result = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         if (
             isinstance(attn_metadata, MemDecayCPUMetadata)
-            and attn_metadata.observed_rows
+            and attn_metadata.observed_rows is not None
             and layer.layer_name in attn_metadata.observed_layers
         ):
-            self._add_mass(layer, query, kv_cache, attn_metadata.observed_rows)
+            pages, heads, page_size, both = kv_cache.shape
+            head_dim = both // 2
+            layout = cpu_key_layout(layer.isa, page_size, head_dim, kv_cache.dtype)
+            keys = kv_cache.view(pages, heads, page_size * both)[:, :, : page_size * head_dim]
+            attn_metadata.observed_rows.plan.add_layer(query, keys, layout, self.scale)
+            if (norms := attn_metadata.observed_rows.norms) is not None:
+                norms.add_layer(layout.unpack(keys.index_select(0, norms.pages)))
         return result
-
-    def _add_mass(
-        self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, rows: tuple[ObservedRow, ...]
-    ) -> None:
-        pages, heads, page_size, both = kv_cache.shape
-        head_dim = both // 2
-        layout = cpu_key_layout(layer.isa, page_size, head_dim, kv_cache.dtype)
-        keys = kv_cache.view(pages, heads, page_size * both)[:, :, : page_size * head_dim]
-        for row in rows:
-            mass = attention_mass(
-                query[row.query_end - row.queries : row.query_end],
-                keys,
-                layout,
-                row.pages,
-                row.token_index.numel(),
-                self.scale,
-            )
-            row.mass = mass if row.mass is None else row.mass + mass
-            if row.norm_pages:
-                row.add_norms(layout.unpack(keys.index_select(0, row.pages[-row.norm_pages :])))
-            row.layers += 1
 
 
 class MemDecayCPUBackend(CPUAttentionBackend):

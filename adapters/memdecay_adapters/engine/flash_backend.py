@@ -23,7 +23,6 @@ anyway, when the sampled tokens are read.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,17 +40,17 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 from memdecay_adapters.engine.attention_rows import check_step_rows, rows_to_observe
-from memdecay_adapters.engine.observer import ObservedRow, StepObserver
+from memdecay_adapters.engine.observer import ObservedRows, StepObserver
 from memdecay_adapters.engine.settings import ADDITIONAL_CONFIG_KEY
 from memdecay_agents.errors import UnsupportedError
-from memdecay_kernels import CompactRowBuffers, KeyLayout, attention_mass, compact_block_table
+from memdecay_kernels import CompactRowBuffers, compact_block_table
 
 
 @dataclass
 class MemDecayFlashMetadata(FlashAttentionMetadata):
     """The stock metadata and the rows that this step observes."""
 
-    observed_rows: tuple[ObservedRow, ...] = ()
+    observed_rows: ObservedRows | None = None
     observed_layers: frozenset[str] = frozenset()
 
 
@@ -104,7 +103,7 @@ class MemDecayFlashMetadataBuilder(FlashAttentionMetadataBuilder):
         common = self._compact(common_attn_metadata, self._buffers)
         stock = super().build(0, common, fast_build)
         rows = self._observe(common_attn_metadata)
-        if not rows:
+        if rows is None:
             return stock
         return MemDecayFlashMetadata(**vars(stock), observed_rows=rows, observed_layers=self.observed_layers)
 
@@ -137,20 +136,20 @@ class MemDecayFlashMetadataBuilder(FlashAttentionMetadataBuilder):
         block_table, seq_lens = buffers.compact(common.block_table_tensor[:requests], common.seq_lens[:requests])
         return dataclasses.replace(common, block_table_tensor=block_table, seq_lens=seq_lens)
 
-    def _observe(self, common: CommonAttentionMetadata) -> tuple[ObservedRow, ...]:
+    def _observe(self, common: CommonAttentionMetadata) -> ObservedRows | None:
         """Rows to observe, and the check of all rows when asked; both read the device."""
         observer = self.observer
         if observer is None:
-            return ()
+            return None
         wanted = bool(observer.directions.observe) and not self._may_be_a_replay(common)
         if not wanted and observer.directions.expected_rows is None:
-            return ()
+            return None
         requests = len(observer.request_ids())  # without the padding rows of a CUDA graph
         with gpu_sync_allowed():
             block_table, seq_lens = common.block_table_tensor[:requests].cpu(), common.seq_lens[:requests].cpu()
         check_step_rows(observer, block_table, seq_lens, self.block_size)
         if not wanted:
-            return ()
+            return None
         table = compact_block_table(block_table, seq_lens, self.block_size)
         return rows_to_observe(observer, table, common.query_start_loc_cpu.tolist(), self.block_size)
 
@@ -177,44 +176,26 @@ class MemDecayFlashImpl(FlashAttentionImpl):
         """See the base class."""
         result = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         if isinstance(attn_metadata, MemDecayFlashMetadata) and layer.layer_name in attn_metadata.observed_layers:
-            for row in attn_metadata.observed_rows:
-                add_mass(row, query, kv_cache, self.scale)
+            add_mass(attn_metadata.observed_rows, query, kv_cache, self.scale)
         return result
 
 
-def add_mass(row: ObservedRow, query: torch.Tensor, kv_cache: torch.Tensor, scale: float) -> None:
-    """Add one layer's attention mass to a row, by the torch reference.
+def add_mass(rows: ObservedRows | None, query: torch.Tensor, kv_cache: torch.Tensor, scale: float) -> None:
+    """Add one layer's attention mass to the rows.
 
     Args:
-        row: the row; its mass grows, and its norms where they are wanted, on the cache's device.
+        rows: the step's, if it measures any; their mass grows, and the key norms that are wanted, on the cache's device.
         query: ``[tokens, num_heads, head_dim]``: the batch's queries.
         kv_cache: ``[num_pages, num_kv_heads, page_size, 2 * head_dim]``, keys first, in any strides (FlashAttention
             stores heads or tokens outermost); never written.
         scale: the softmax scale.
     """
-    with gpu_sync_allowed():
-        pages = row.pages.to(kv_cache.device)
-    keys = kv_cache.index_select(0, pages)[..., : kv_cache.shape[-1] // 2]
-    count, _, page_size, head_dim = keys.shape
-    mass = attention_mass(
-        query[row.query_end - row.queries : row.query_end],
-        keys.flatten(2),
-        _row_major(page_size, head_dim, keys.device),
-        torch.arange(count, device=keys.device),
-        row.token_index.numel(),
-        scale,
-    )
-    row.mass = mass if row.mass is None else row.mass + mass
-    if row.norm_pages:
-        row.add_norms(keys[-row.norm_pages :])
-    row.layers += 1
-
-
-@functools.lru_cache(maxsize=4)
-def _row_major(page_size_tokens: int, head_dim: int, device: torch.device) -> KeyLayout:
-    layout = KeyLayout.row_major(page_size_tokens, head_dim)
-    with gpu_sync_allowed():
-        return dataclasses.replace(layout, offsets=layout.offsets.to(device))
+    if rows is not None:
+        with gpu_sync_allowed():
+            keys = kv_cache[..., : kv_cache.shape[-1] // 2]
+            rows.plan.add_layer(query, keys, None, scale)
+            if rows.norms is not None:
+                rows.norms.add_layer(keys.index_select(0, rows.norms.pages.to(keys.device)))
 
 
 class DeviceStepObserver(StepObserver):

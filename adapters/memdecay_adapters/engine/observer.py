@@ -3,54 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from memdecay_adapters.engine.step_messages import AttentionReport, MassReport, StepDirections
 from memdecay_agents.errors import ConfigError
+from memdecay_kernels import MassPlan
 
 
-@dataclass
-class ObservedRow:
-    """One request whose attention is measured in this step."""
+class KeyNorms:
+    """Norms of the keys in some rows' newest pages, summed over the observed layers.
 
-    request_id: str
-    pages: torch.Tensor
-    """int64 ``[P]``: retained page ids, logical order."""
-    token_index: torch.Tensor
-    """int64 ``[retained]``: the logical index of each retained token."""
-    query_end: int
-    """One past the row's last query among the batch's tokens."""
-    queries: int
-    """The newest queries that are measured."""
-    norm_pages: int = 0
-    """The newest pages of ``pages`` whose tokens' key norms are wanted; 0: none."""
-    mass: torch.Tensor | None = None
-    """float32 ``[retained]``, on the attention's device: summed over the layers so far."""
-    norms: torch.Tensor | None = None
-    """float32 ``[norm_pages * page size]``: summed over the layers so far."""
-    layers: int = 0
+    Args:
+        pages: int64 ``[N]``: page ids, row after row.
+        counts: how many of them are each row's; they add up to N.
+        page_size_tokens: tokens in a page.
+    """
 
-    def add_norms(self, keys: torch.Tensor) -> None:
-        """Add one layer's norms.
+    def __init__(self, pages: torch.Tensor, counts: tuple[int, ...], page_size_tokens: int) -> None:
+        self.pages, self.counts, self.page_size_tokens = pages, counts, page_size_tokens
+        self._sums: torch.Tensor | None = None
+        self._layers = 0
+
+    def add_layer(self, keys: torch.Tensor) -> None:
+        """Add one layer's norms, means over the key heads.
 
         Args:
-            keys: ``[norm_pages, num_kv_heads, page_size, head_dim]``, any float type: the keys of the newest pages.
+            keys: ``[N, num_kv_heads, page_size, head_dim]``, any float type: the keys of ``pages``.
         """
-        norms = torch.linalg.vector_norm(keys, dim=-1, dtype=torch.float32).mean(1).flatten()
-        self.norms = norms if self.norms is None else self.norms + norms
+        norms = torch.linalg.vector_norm(keys, dim=-1, dtype=torch.float32).mean(1)
+        self._sums = norms if self._sums is None else self._sums + norms
+        self._layers += 1
 
-    def report(self) -> MassReport:
-        """What was measured, means over the layers, on the host."""
-        assert self.mass is not None
-        norms = None
-        if self.norms is not None:
-            page_size = self.norms.numel() // self.norm_pages
-            known = self.token_index.numel() - (self.pages.numel() - self.norm_pages) * page_size
-            norms = (self.norms[:known] / self.layers).cpu()  # the last page may be partial
-        return MassReport(self.token_index, (self.mass / self.layers).cpu(), norms)
+    def of_row(self, row: int, kept_tokens: int) -> torch.Tensor | None:
+        """Norms of a row's newest tokens, float32 ``[k]`` on the host, mean over the layers; None: none are wanted.
+
+        Args:
+            row: which row.
+            kept_tokens: tokens that it retains; the last page may be partial.
+        """
+        if self._sums is None or not self.counts[row]:
+            return None
+        first = sum(self.counts[:row])
+        mine = self._sums[first : first + self.counts[row]]
+        older_pages = -(-kept_tokens // self.page_size_tokens) - self.counts[row]
+        known = kept_tokens - older_pages * self.page_size_tokens
+        return (mine.flatten()[:known] / self._layers).cpu()
+
+
+class ObservedRows(NamedTuple):
+    """The requests whose attention is measured in a step."""
+
+    request_ids: tuple[str, ...]
+    token_index: tuple[torch.Tensor, ...]
+    """int64 ``[retained]`` each: the logical index of each retained token."""
+    plan: MassPlan
+    """Sums the mass over the observed layers."""
+    norms: KeyNorms | None = None
+    """Sums key norms over the observed layers, where some are wanted."""
 
 
 class StepObserver:
@@ -63,7 +74,7 @@ class StepObserver:
         self.directions = StepDirections()
         self.request_ids: Callable[[], list[str]] = list
         """The batch's request ids in row order; read when rows are built, after the runner's reordering."""
-        self._rows: list[ObservedRow] = []
+        self._rows: list[ObservedRows] = []
 
     def start_step(self, directions: StepDirections, request_ids: Callable[[], list[str]]) -> None:
         """Take a step's directions."""
@@ -71,13 +82,20 @@ class StepObserver:
         self.request_ids = request_ids
         self._rows = []
 
-    def watch(self, row: ObservedRow) -> None:
-        """Register a row; its mass is added by the attention layers of this step."""
-        self._rows.append(row)
+    def watch(self, rows: ObservedRows) -> None:
+        """Register rows; their mass is added by the attention layers of this step."""
+        self._rows.append(rows)
 
     def report(self) -> AttentionReport | None:
         """What was measured in this step; None if nothing was."""
-        measured = {row.request_id: row.report() for row in self._rows if row.mass is not None}
+        measured = {}
+        for rows in self._rows:
+            if not rows.plan.layers:
+                continue
+            mass = (rows.plan.mass / rows.plan.layers).cpu()
+            for row, (request_id, index) in enumerate(zip(rows.request_ids, rows.token_index, strict=True)):
+                norms = None if rows.norms is None else rows.norms.of_row(row, index.numel())
+                measured[request_id] = MassReport(index, mass[row, : index.numel()], norms)
         self._rows = []
         return AttentionReport(measured) if measured else None
 

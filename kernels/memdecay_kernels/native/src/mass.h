@@ -1,0 +1,310 @@
+// attention_mass for one instruction set.
+//
+// A unit of work is one key-value head of one request. Its query rows (group x W) go through the keys in blocks:
+//
+//   for each chunk of tokens:  logits = rows x keys -> maximum of the chunk -> exp(logit - maximum), sum
+//   then:                      mass[t] += sum over rows of exp * exp(chunk maximum - maximum) / (sum * W)
+//
+// so that a key is read once a block of rows and no exponential is taken twice.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <vector>
+
+#include <omp.h>
+
+#include "tiles.h"
+#include "tiles_amx.h"
+
+namespace memdecay {
+namespace MEMDECAY_ISA {
+
+constexpr int kChunk = 256;    // tokens whose logits share one maximum
+constexpr int kRowBlock = 16;  // query rows that go through the keys together
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Memory that grows and is not initialised.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { std::free(data_); }
+
+  float* get(int64_t floats) {
+    if (floats > capacity_) {
+      std::free(data_);
+      capacity_ = (floats + 1023) / 1024 * 1024;
+      data_ = static_cast<float*>(std::aligned_alloc(64, capacity_ * sizeof(float)));
+    }
+    return data_;
+  }
+
+ private:
+  float* data_ = nullptr;
+  int64_t capacity_ = 0;
+};
+
+// One key-value head of one request.
+class HeadPass {
+ public:
+  HeadPass(const MassArgs& args, int request, int kv_head)
+      : a_(args),
+        context_(args.context_lens[request]),
+        window_(args.windows[request]),
+        group_(args.num_heads / args.num_kv_heads),
+        padded_((context_ + kChunk - 1) / kChunk * kChunk),
+        chunks_(padded_ / kChunk),
+        even_dim_((args.head_dim + 1) / 2 * 2),
+        first_query_(static_cast<int64_t>(args.query_ends[request]) - window_),
+        first_head_(kv_head * group_) {
+    keys_.dtype = args.key_dtype;
+    keys_.page_stride_bytes = args.key_page_stride * keys_.element_bytes();
+    keys_.head = static_cast<const char*>(args.keys) + kv_head * args.key_head_stride * keys_.element_bytes();
+    keys_.pages = args.block_table + request * args.table_stride;
+    keys_.page_size = args.page_size;
+    keys_.page_count = (context_ + args.page_size - 1) / args.page_size;
+    keys_.head_dim = args.head_dim;
+    keys_.offsets = args.offsets;
+  }
+
+  // mass [context rounded up to a chunk]: sum over the group's heads of the mean over W, or the largest of them.
+  void run(float* mass, Scratch& scratch) {
+    const int rows_total = group_ * window_;
+    const int block = window_ <= kRowBlock ? kRowBlock / window_ * window_ : kRowBlock;  // whole heads where they fit
+    float* next = scratch.get(static_cast<int64_t>(block) * (padded_ + 2 * chunks_) + rows_total * even_dim_ +
+                              kTile * even_dim_ + padded_ + 256);
+    auto take = [&next](int64_t floats) { float* p = next; next += (floats + 15) / 16 * 16; return p; };
+    logits_ = take(static_cast<int64_t>(block) * padded_);
+    maxima_ = take(static_cast<int64_t>(block) * chunks_);
+    sums_ = take(static_cast<int64_t>(block) * chunks_);
+    rows_ = take(static_cast<int64_t>(rows_total) * even_dim_);
+    tile_ = take(kTile * even_dim_);
+    float* one_head = take(padded_);
+    gather_rows();
+    std::memset(mass, 0, padded_ * sizeof(float));
+    if (a_.reduce_max) std::memset(one_head, 0, padded_ * sizeof(float));
+    for (int first = 0; first < rows_total; first += block) {
+      const int count = std::min(block, rows_total - first);
+      all_logits(first, count);
+      for (int r = 0; r < count; ++r) factors(r);
+      if (!a_.reduce_max) {
+        add_rows(0, count, mass);
+        continue;
+      }
+      for (int r = 0; r < count;) {  // a head's rows stand together; a block may end inside one
+        const int left = window_ - (first + r) % window_, here = std::min(left, count - r);
+        add_rows(r, here, one_head);
+        if (here == left) take_larger(one_head, mass);
+        r += here;
+      }
+    }
+  }
+
+ private:
+  // Rows in the order (head of the group, query), float32 with a zero behind an odd head_dim; for AMX bfloat16.
+  void gather_rows() {
+#ifdef MEMDECAY_AMX
+    amx_ = amx_fits(a_);
+#endif
+    for (int g = 0; g < group_; ++g)
+      for (int w = 0; w < window_; ++w) {
+        const int64_t at = (first_query_ + w) * a_.query_token_stride + (first_head_ + g) * a_.query_head_stride;
+        const int64_t row = g * window_ + w;
+        if (amx_) {
+          std::memcpy(reinterpret_cast<uint16_t*>(rows_) + row * a_.head_dim,
+                      static_cast<const uint16_t*>(a_.query) + at, a_.head_dim * 2);
+          continue;
+        }
+        for (int d = 0; d < a_.head_dim; ++d) rows_[row * even_dim_ + d] = scalar(a_.query, a_.query_dtype, at + d);
+        if (even_dim_ > a_.head_dim) rows_[row * even_dim_ + a_.head_dim] = 0;
+      }
+  }
+
+  void all_logits(int first, int count) {
+#ifdef MEMDECAY_AMX
+    if (amx_) {
+      AmxBlock unit(count, a_.head_dim);
+      unit.load_rows(reinterpret_cast<const uint16_t*>(rows_) + static_cast<int64_t>(first) * a_.head_dim, a_.head_dim);
+      const int64_t stride = a_.offsets[2] * 2;
+      chunked(first, count, [&](const char* cell, int inside, float* logits) {
+        unit.tile(cell + a_.offsets[inside * a_.head_dim] * 2, stride, logits, padded_ * 4);
+      });
+      return;
+    }
+#endif
+    const float* rows = rows_ + static_cast<int64_t>(first) * even_dim_;
+    const int32_t* at = a_.offsets;
+    auto base = [&](const char* cell, int inside) {
+      return cell + static_cast<int64_t>(at[inside * a_.head_dim]) * keys_.element_bytes();
+    };
+    auto half = [&](const char* cell, int inside) { return reinterpret_cast<const uint16_t*>(base(cell, inside)); };
+    if (a_.tile_kind == kColumns && a_.key_dtype == kFloat32) {
+      chunked(first, count, [&](const char* cell, int inside, float* logits) {
+        const ColumnTile<kFloat32> tile{reinterpret_cast<const float*>(base(cell, inside)), at};
+        dot_rows(tile, rows, count, even_dim_, logits, padded_);
+      });
+    } else if (a_.tile_kind == kColumns && a_.key_dtype == kBFloat16) {
+      chunked(first, count, [&](const char* cell, int inside, float* logits) {
+        dot_rows(ColumnTile<kBFloat16>{half(cell, inside), at}, rows, count, even_dim_, logits, padded_);
+      });
+    } else if (a_.tile_kind == kColumns) {
+      chunked(first, count, [&](const char* cell, int inside, float* logits) {
+        dot_rows(ColumnTile<kFloat16>{half(cell, inside), at}, rows, count, even_dim_, logits, padded_);
+      });
+    } else if (a_.tile_kind == kPairs && a_.key_dtype == kBFloat16) {
+      chunked(first, count, [&](const char* cell, int inside, float* logits) {
+        dot_rows(PairTileBf16{half(cell, inside), at}, rows, count, even_dim_, logits, padded_);
+      });
+    } else {
+      for (int start = 0; start < context_; start += kChunk) {
+        for (int t = start; t < std::min(start + kChunk, context_); t += kTile) {
+          gather_tile(keys_, t, even_dim_, tile_);
+          dot_rows(FloatTile{tile_}, rows, count, even_dim_, logits_ + t, padded_);
+        }
+        exponentials(first, count, start);
+      }
+    }
+  }
+
+  // Logits of all tiles, page by page, and the exponentials of each chunk while it is in the nearest cache.
+  template <class Tile>
+  void chunked(int first, int count, const Tile& tile) {
+    const int tile_bytes = kTile * a_.head_dim * keys_.element_bytes();
+    int number = 0, inside = 0;
+    const char* cell = keys_.cell(0);
+    const char* after = keys_.cell(std::min(1, keys_.page_count - 1));
+    for (int start = 0; start < context_; start += kChunk) {
+      const int end = std::min(start + kChunk, context_);
+      for (int t = start; t < end; t += kTile) {
+        prefetch(after + static_cast<int64_t>(inside) * a_.head_dim * keys_.element_bytes(), tile_bytes);
+        tile(cell, inside, logits_ + t);
+        inside += kTile;
+        if (inside == a_.page_size) {
+          inside = 0, ++number;
+          cell = after;
+          after = keys_.cell(std::min(number + 1, keys_.page_count - 1));
+        }
+      }
+      exponentials(first, count, start);
+    }
+  }
+
+  // Logits of one chunk to exp(scale logit - maximum), 0 where a row may not see; maximum and sum beside them.
+  void exponentials(int first, int count, int start) {
+    for (int r = 0; r < count; ++r) {
+      float* row = logits_ + static_cast<int64_t>(r) * padded_ + start;
+      const int at = r * chunks_ + start / kChunk;
+      const int seen = std::min(kChunk, context_ - (window_ - 1 - (first + r) % window_) - start);
+      if (seen <= 0) {
+        std::memset(row, 0, kChunk * sizeof(float));
+        maxima_[at] = -kInfinity, sums_[at] = 0;
+        continue;
+      }
+      const int full = seen / W * W, vectors = (seen + W - 1) / W * W;
+      vf top = splat(-kInfinity);
+      for (int t = 0; t < full; t += W) {
+        const vf scaled = load(row + t) * a_.scale;
+        store(row + t, scaled);
+        top = maximum(top, scaled);
+      }
+      if (full < vectors) {
+        vf scaled = load(row + full) * a_.scale;
+        for (int i = seen - full; i < W; ++i) scaled[i] = -kInfinity;
+        store(row + full, scaled);
+        top = maximum(top, scaled);
+      }
+      const float maximum_of_chunk = horizontal_max(top);
+      vf total = {};
+      for (int t = 0; t < vectors; t += W) {
+        const vf e = exp_nonpositive(load(row + t) - maximum_of_chunk);
+        store(row + t, e);
+        total += e;
+      }
+      if (vectors < kChunk) std::memset(row + vectors, 0, (kChunk - vectors) * sizeof(float));
+      maxima_[at] = maximum_of_chunk, sums_[at] = horizontal_sum(total);
+    }
+  }
+
+  // A row's maxima become what its exponentials are to be multiplied with, chunk by chunk.
+  void factors(int row) {
+    float* maxima = maxima_ + row * chunks_;
+    const float* sums = sums_ + row * chunks_;
+    const float top = *std::max_element(maxima, maxima + chunks_);
+    double total = 0;
+    for (int c = 0; c < chunks_; ++c) {
+      maxima[c] = std::exp(maxima[c] - top);
+      total += static_cast<double>(sums[c]) * maxima[c];
+    }
+    const float share = static_cast<float>(1.0 / (total * window_));
+    for (int c = 0; c < chunks_; ++c) maxima[c] *= share;
+  }
+
+  void add_rows(int first, int count, float* mass) const {
+    for (int c = 0; c < chunks_; ++c)
+      for (int t = c * kChunk; t < (c + 1) * kChunk; t += W) {
+        vf sum = load(mass + t);
+        for (int r = first; r < first + count; ++r)
+          sum += load(logits_ + static_cast<int64_t>(r) * padded_ + t) * maxima_[r * chunks_ + c];
+        store(mass + t, sum);
+      }
+  }
+
+  void take_larger(float* one_head, float* mass) const {
+    for (int t = 0; t < padded_; t += W) {
+      store(mass + t, maximum(load(mass + t), load(one_head + t)));
+      store(one_head + t, vf{});
+    }
+  }
+
+  const MassArgs& a_;
+  const int context_, window_, group_, padded_, chunks_, even_dim_;
+  const int64_t first_query_;
+  const int first_head_;
+  KeyPages keys_;
+  bool amx_ = false;
+  float *logits_ = nullptr, *maxima_ = nullptr, *sums_ = nullptr, *rows_ = nullptr, *tile_ = nullptr;
+};
+
+static thread_local Scratch head_scratch;
+static thread_local Scratch partial_scratch;
+
+static void attention_mass(const MassArgs& a) {
+  std::vector<int64_t> starts(a.requests + 1, 0);  // floats of each request's partial masses, one part a head
+  for (int r = 0; r < a.requests; ++r) {
+    const bool live = a.context_lens[r] > 0 && a.windows[r] > 0;
+    const int64_t padded = live ? (a.context_lens[r] + kChunk - 1) / kChunk * kChunk : 0;
+    starts[r + 1] = starts[r] + padded * a.num_kv_heads;
+  }
+  float* partial = partial_scratch.get(starts[a.requests]);
+  const int items = a.requests * a.num_kv_heads;
+  const int threads = std::max(1, std::min(items, a.threads > 0 ? a.threads : omp_get_max_threads()));
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
+  for (int item = 0; item < items; ++item) {
+    const int request = item / a.num_kv_heads, head = item % a.num_kv_heads;
+    const int64_t padded = (starts[request + 1] - starts[request]) / a.num_kv_heads;
+    if (padded) HeadPass(a, request, head).run(partial + starts[request] + head * padded, head_scratch);
+  }
+#pragma omp parallel for schedule(static) num_threads(std::min(threads, a.requests)) if (threads > 1 && a.requests > 1)
+  for (int r = 0; r < a.requests; ++r) {
+    float* out = a.out + r * a.out_stride;
+    const int64_t padded = (starts[r + 1] - starts[r]) / a.num_kv_heads;
+    const int context = padded ? a.context_lens[r] : 0;
+    const float* parts = partial + starts[r];
+    const float share = a.reduce_max ? 1.0f : 1.0f / a.num_heads;
+    for (int t = 0; t < context; ++t) {
+      float value = parts[t];
+      for (int h = 1; h < a.num_kv_heads; ++h) {
+        const float other = parts[h * padded + t];
+        value = a.reduce_max ? std::max(value, other) : value + other;
+      }
+      out[t] = a.accumulate ? out[t] + value * share : value * share;
+    }
+    if (!a.accumulate && a.out_columns > context) std::memset(out + context, 0, (a.out_columns - context) * sizeof(float));
+  }
+}
+
+}  // namespace MEMDECAY_ISA
+}  // namespace memdecay
