@@ -54,11 +54,18 @@ class MemDecayConfig(BaseModel):
     clock_unit: ClockUnit = "tokens"
     """What one tick is. Half-lives of profiles made for another unit are refused."""
 
-    decay_form: Literal["exponential", "power_law"] = "power_law"
+    decay_form: Literal["exponential", "power_law"] = "exponential"
     """g(dt) of the default policy: 2 ** (-dt / h), or 1 / (1 + dt / h). ``paper`` is always exponential."""
 
-    alpha: float = Field(default=3.0, ge=0.0)
-    """Weight of the attention ranks in the default policy, against base priorities of about 1."""
+    alpha: float = Field(default=1.0, ge=0.0)
+    """Weight of the two rank terms in the default policy, against base priorities of at most 1."""
+
+    key_norm_share: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Part of ``alpha`` that is the rank of a token's key norm (small ranks high); salience has the rest. Ours."""
+
+    quota_bonus: float | None = Field(default=0.25, ge=0.0)
+    """What a page inside its region's quota gains in the order, in units of the score; None: no page outside a quota
+    stays before one inside. Ours."""
 
     ewma_factor: float = Field(default=0.1, gt=0.0, le=1.0)
     """Weight of one query in the moving average of raw mass: 0.1 sees about ten queries. Ours."""
@@ -73,7 +80,8 @@ class MemDecayConfig(BaseModel):
     """``paper`` mode: tau, in raw attention mass. Ours: about five times the uniform level at 450 tokens."""
 
     superseded_factor: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Base priority of superseded tokens is multiplied by this; their pages lose their quota."""
+    """Base priority of superseded tokens is multiplied by this; their pages lose their quota, and in the default
+    policy's order the same part of ``alpha``."""
 
     page_size_tokens: int = Field(default=16, ge=16, le=1024)
     """Tokens of one page (the engine's KV block); a multiple of 16."""
@@ -91,7 +99,7 @@ class MemDecayConfig(BaseModel):
     recent_tokens: int = Field(default=32, ge=0)
     """Pages that touch this many newest tokens are never evicted."""
 
-    salience_neighbours: int = Field(default=16, ge=1, le=512)
+    salience_neighbours: int = Field(default=8, ge=1, le=512)
     """Salience compares a token with this many retained neighbours on each side."""
 
     salience_min_age_tokens: int = Field(default=16, ge=0)

@@ -51,7 +51,8 @@ def draw_lifetimes(lifetimes: Lifetimes, path: Path) -> Path:
             axes.axvspan(low, high, color="#D55E00", alpha=0.25, label=f"published {low:.0f}-{high:.0f}")
         axes.set_title(region, fontsize=9)
         axes.tick_params(labelsize=7)
-        axes.legend(fontsize=6)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=6)
         if number % columns == 0:
             axes.set_ylabel("relative attention", fontsize=8)
         axes.set_xlabel(f"age + 1, {lifetimes.unit}", fontsize=8)

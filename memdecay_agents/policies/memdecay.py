@@ -1,14 +1,14 @@
-"""The default: decay by region, ranks of accumulated attention and of salience, soft quotas by region.
+"""The default: a bonus for what is young in its region, ranks of salience and of key norms, soft quotas by region.
 
-    s_i = b_r g(dt_i) + alpha (rank(acc_i) + rank(sal_i)) / 2        page score = mean
+    s_i = b_r g(dt_i) + alpha ((1 - k) rank(salience_i) - k rank(norm_i))        page score = mean
+    order by  score + bonus of pages inside their region's quota - alpha (1 - f) of superseded pages
 
-g is the power law 1 / (1 + dt / h_r) or the exponential 2 ** (-dt / h_r); ranks are taken among the tokens of
-the session's evictable pages. Ours, built on MemDecay (regions, decay, refresh, pins); accumulated attention
-is from H2O (arXiv 2306.14048). Ranks instead of masses answer the publication's own open point, that the
-attention term needs its magnitude normalised.
+g is the exponential 2 ** (-dt / h_r) or the power law 1 / (1 + dt / h_r); ranks are taken among the tokens of the
+session's evictable pages. Ours, built on MemDecay (regions, decay, refresh, pins); that small keys are worth keeping is
+from arXiv 2406.11430. Ranks instead of magnitudes answer the publication's own open point, that the attention term
+needs its magnitude normalised. What was tried and why this stayed: docs/policy-study.md.
 
-Limits: like every score that does not know the question, it cannot save a fact that is never attended to
-again; only a pin, a quota or a tier to come back from can. Parameters were tuned on one small model.
+Limits: like every score that does not know the question, it guesses. Parameters were chosen with one small model.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from memdecay_kernels.terms import ScoreTerms
 
 
 class MemDecayPolicy(Policy):
-    """Reads ``alpha``, ``decay_form``, ``superseded_factor`` and the region profiles."""
+    """Reads ``alpha``, ``key_norm_share``, ``quota_bonus``, ``decay_form``, ``superseded_factor`` and the profiles."""
 
     name: ClassVar[str] = "memdecay"
+    uses_key_norms = True
 
     def _terms(self, view: PageView) -> Terms:
         return ScoreTerms(
@@ -37,33 +38,38 @@ class MemDecayPolicy(Policy):
             half_life_ticks=view.table.half_life_ticks,
             decay_form=self.config.decay_form,
             superseded_factor=self.config.superseded_factor,
-            attention_column="accumulated_relative",
-            attention_weight=self.config.alpha / 2.0,
+            attention_column="key_norm",
+            attention_weight=-self.config.alpha * self.config.key_norm_share,
             attention_form="rank",
-            salience_weight=self.config.alpha / 2.0,
+            salience_weight=self.config.alpha * (1.0 - self.config.key_norm_share),
             salience_form="rank",
         )
 
     def token_scores(self, view: PageView) -> FloatArray:
-        """Structure + attention + salience, float32 [P, page]; ranks are 0 on pages that are not evictable."""
-        structure, attention, salience = token_parts(view, self._terms(view)).values()
-        return structure + attention + salience
+        """Structure + key norm + salience, float32 [P, page]; ranks are 0 on pages that are not evictable."""
+        structure, key_norm, salience = token_parts(view, self._terms(view)).values()
+        return structure + key_norm + salience
 
     def score_parts(self, view: PageView) -> dict[str, FloatArray]:
-        """The decaying ``structure`` and the two rank terms, ``attention`` and ``salience``."""
-        return page_parts(view, self._terms(view))
+        """The decaying ``structure`` and the two rank terms, ``key_norm`` (at most 0) and ``salience``."""
+        structure, key_norm, salience = page_parts(view, self._terms(view)).values()
+        return {"structure": structure, "key_norm": key_norm, "salience": salience}
 
     def order(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> IndexArray:
-        """Pages outside every quota by rising score, then the pages inside one by rising score."""
+        """By rising score, after the bonus of quotas and the loss of superseded pages; see ``quota_bonus``."""
         candidates = view.evictable
         pages, scores, region = (
             view.page_index[candidates],
             page_scores[candidates],
             view.page_region[candidates],
         )
-        eligible = ~view.superseded[candidates]
+        superseded = view.superseded[candidates]
+        if superseded.any():
+            scores = scores - np.float32(self.config.alpha * (1.0 - self.config.superseded_factor)) * superseded
         weight = view.table.quota_weight
-        present = np.bincount(region[eligible], minlength=weight.shape[0]) > 0
+        present = np.bincount(region[~superseded], minlength=weight.shape[0]) > 0
         stays = budget_pages - (view.n_pages - pages.shape[0])
-        inside = inside_quota(region, scores, eligible, quota_pages(weight, present, stays))
+        inside = inside_quota(region, scores, ~superseded, quota_pages(weight, present, stays))
+        if self.config.quota_bonus is not None:
+            return ascending(pages, scores + np.float32(self.config.quota_bonus) * inside)
         return np.concatenate([ascending(pages[~inside], scores[~inside]), ascending(pages[inside], scores[inside])])

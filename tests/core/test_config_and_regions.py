@@ -67,8 +67,13 @@ def test_defaults_pin_system_and_rank_user_high_without_a_pin():
     config = MemDecayConfig()
     assert config.regions == dict(DEFAULT_PROFILES)
     assert [name for name, profile in config.regions.items() if profile.pinned] == ["system"]
-    unpinned = {name: profile.base_priority for name, profile in config.regions.items() if not profile.pinned}
-    assert max(unpinned, key=unpinned.get) == "user"
+    lasting = {
+        name: profile.base_priority
+        for name, profile in config.regions.items()
+        if not profile.pinned and profile.half_life_ticks is None
+    }
+    assert max(lasting, key=lasting.get) == "user"
+    assert config.regions["user"].effective_quota_weight > 0
 
 
 def test_paper_mode_counts_decode_steps_with_the_published_half_lives():
