@@ -31,9 +31,8 @@ MAX_REGIONS = 100
 class MemDecayConfig(BaseModel):
     """What is kept and why, as numbers. Immutable, picklable, and equal to what its own JSON makes.
 
-    ``clock_unit`` defaults to tokens: most of an agent's tokens are prefilled, and with decode steps a
-    3,000-token tool result would take no time at all, so that nothing before it would age. Whether that is
-    the better clock is for evaluation to decide; ``paper`` mode uses decode steps, as published.
+    ``clock_unit`` defaults to decode steps, as published: what an agent was given stays young until it has written
+    something, however long it is. Evaluation preferred that to a clock in tokens (docs/policy-study.md).
 
     Raises:
         ConfigError: a value is out of range, of the wrong type, unknown, or contradicts another.
@@ -51,7 +50,7 @@ class MemDecayConfig(BaseModel):
     policy_pins: bool = True
     """False: pins are ignored, for baselines without pins. Sinks and the recent window stay protected."""
 
-    clock_unit: ClockUnit = "tokens"
+    clock_unit: ClockUnit = "decode_steps"
     """What one tick is. Half-lives of profiles made for another unit are refused."""
 
     decay_form: Literal["exponential", "power_law"] = "exponential"
@@ -60,12 +59,12 @@ class MemDecayConfig(BaseModel):
     alpha: float = Field(default=1.0, ge=0.0)
     """Weight of the two rank terms in the default policy, against base priorities of at most 1."""
 
-    key_norm_share: float = Field(default=0.5, ge=0.0, le=1.0)
+    key_norm_share: float = Field(default=0.6, ge=0.0, le=1.0)
     """Part of ``alpha`` that is the rank of a token's key norm (small ranks high); salience has the rest. Ours."""
 
     quota_bonus: float | None = Field(default=0.25, ge=0.0)
-    """What a page inside its region's quota gains in the order, in units of the score; None: no page outside a quota
-    stays before one inside. Ours."""
+    """What a page inside its region's quota gains in the order beside its structural part, which counts only there;
+    None: no page outside a quota stays before one inside. Ours."""
 
     ewma_factor: float = Field(default=0.1, gt=0.0, le=1.0)
     """Weight of one query in the moving average of raw mass: 0.1 sees about ten queries. Ours."""
@@ -270,7 +269,7 @@ def _with_all_regions(data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
     given = data.get("regions", {})
-    unit = data.get("clock_unit", "tokens")
+    unit = data.get("clock_unit", "decode_steps")
     if not isinstance(given, Mapping) or unit not in ("decode_steps", "tokens", "turns"):
         return data
     profiles = default_profiles(unit, paper=data.get("policy") == "paper" and unit == "decode_steps")

@@ -81,20 +81,20 @@ _PAPER_BASE_PRIORITY: Mapping[str, float] = {
 _BASE_PRIORITY: Mapping[str, float] = {
     "system": 1.0, "tool_out": 1.0, "user": 0.09, "plan": 0.08, "retrieval": 0.06, "tool_in": 0.03, "scratchpad": 0.02,
 }  # fmt: skip
-_QUOTA_WEIGHT: Mapping[str, float] = {"tool_out": 2.0}
-# Ours, from replays (docs/policy-study.md): the next calls quote a fresh tool result, so it is worth most while it is
-# young and nothing more later on; of the other regions age says little, and a share of the budget each helps.
+_QUOTA_WEIGHT: Mapping[str, float] = {"tool_out": 3.0}
+# Ours, from replays (docs/policy-study.md): the next call quotes a fresh tool result, so it is worth most until the
+# agent has written something, and nothing more later on; of the other regions age says little, and each has a share.
 
 _MEASURED_HALF_LIFE_STEPS: Mapping[str, float] = {
     "user": 58.0, "retrieval": 52.0, "plan": 37.0, "tool_out": 30.0, "scratchpad": 22.0, "tool_in": 16.0,
 }  # fmt: skip
 # Ours: decode steps, SmolLM2-135M-Instruct, traces of ~450 tokens, first 16 tokens left out.
 
-TOOL_RESULT_HALF_LIFE_TOKENS = 60.0
-"""Ours: how soon a tool result's bonus halves, unless attention refreshes it."""
+TOOL_RESULT_HALF_LIFE_STEPS = 8.0
+"""Ours: how soon a tool result's priority halves once the agent writes, unless attention refreshes it."""
 
 TOKENS_PER_DECODE_STEP = 10.0
-"""Ours: positions computed for one generated token, in agents that mostly read."""
+"""Ours: positions computed for one generated token, in agents that mostly read; for a clock in tokens."""
 
 
 def _profiles(tool_out_half_life: float, unit: ClockUnit) -> dict[str, RegionProfile]:
@@ -110,12 +110,12 @@ def _profiles(tool_out_half_life: float, unit: ClockUnit) -> dict[str, RegionPro
     }
 
 
-DEFAULT_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(_profiles(TOOL_RESULT_HALF_LIFE_TOKENS, "tokens"))
-"""Profiles of the default policy, clock in tokens. The system region is pinned. All numbers are ours, chosen by replays
+DEFAULT_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(_profiles(TOOL_RESULT_HALF_LIFE_STEPS, "decode_steps"))
+"""Profiles of the default policy, clock in decode steps. The system region is pinned. All numbers are ours, chosen by replays
 with one small model: see docs/policy-study.md, and tune for your own agent."""
 
-_DECODE_STEP_PROFILES: Mapping[str, RegionProfile] = _profiles(
-    TOOL_RESULT_HALF_LIFE_TOKENS / TOKENS_PER_DECODE_STEP, "decode_steps"
+_TOKEN_PROFILES: Mapping[str, RegionProfile] = _profiles(
+    TOOL_RESULT_HALF_LIFE_STEPS * TOKENS_PER_DECODE_STEP, "tokens"
 )
 _TURN_PROFILES: Mapping[str, RegionProfile] = _profiles(1.0, "turns")
 
@@ -140,5 +140,5 @@ def default_profiles(clock_unit: ClockUnit, *, paper: bool = False) -> dict[str,
     """The seven profiles for a clock: ``paper`` ones, or the default policy's."""
     if paper:
         return dict(PAPER_PROFILES)
-    by_unit = {"tokens": DEFAULT_PROFILES, "decode_steps": _DECODE_STEP_PROFILES, "turns": _TURN_PROFILES}
+    by_unit = {"tokens": _TOKEN_PROFILES, "decode_steps": DEFAULT_PROFILES, "turns": _TURN_PROFILES}
     return dict(by_unit[clock_unit])

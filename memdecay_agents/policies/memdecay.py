@@ -1,7 +1,10 @@
-"""The default: a bonus for what is young in its region, ranks of salience and of key norms, soft quotas by region.
+"""The default: priority of what is young in its region, ranks of salience and of key norms, soft quotas by region.
 
     s_i = b_r g(dt_i) + alpha ((1 - k) rank(salience_i) - k rank(norm_i))        page score = mean
-    order by  score + bonus of pages inside their region's quota - alpha (1 - f) of superseded pages
+    order by  score  + bonus where the page is inside its region's quota, - its b_r g part where it is not,
+                     - alpha (1 - f) where it is superseded
+
+So a quota bounds what a region can claim by its priority: a fresh tool result as long as the budget takes its share.
 
 g is the exponential 2 ** (-dt / h_r) or the power law 1 / (1 + dt / h_r); ranks are taken among the tokens of the
 session's evictable pages. Ours, built on MemDecay (regions, decay, refresh, pins); that small keys are worth keeping is
@@ -21,7 +24,7 @@ from memdecay_agents.arrays import FloatArray, IndexArray
 from memdecay_agents.pages import PageView
 from memdecay_agents.policies.base import Policy, ascending
 from memdecay_agents.quotas import inside_quota, quota_pages
-from memdecay_agents.scoring import Terms, page_parts, token_parts
+from memdecay_agents.scoring import Terms, page_parts, token_parts, token_structure
 from memdecay_kernels.terms import ScoreTerms
 
 
@@ -56,7 +59,7 @@ class MemDecayPolicy(Policy):
         return {"structure": structure, "key_norm": key_norm, "salience": salience}
 
     def order(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> IndexArray:
-        """By rising score, after the bonus of quotas and the loss of superseded pages; see ``quota_bonus``."""
+        """By rising score, after what quotas give and take and the loss of superseded pages; see ``quota_bonus``."""
         candidates = view.evictable
         pages, scores, region = (
             view.page_index[candidates],
@@ -71,5 +74,6 @@ class MemDecayPolicy(Policy):
         stays = budget_pages - (view.n_pages - pages.shape[0])
         inside = inside_quota(region, scores, ~superseded, quota_pages(weight, present, stays))
         if self.config.quota_bonus is not None:
-            return ascending(pages, scores + np.float32(self.config.quota_bonus) * inside)
+            structure = view.page_mean(token_structure(view, self._terms(view)))[candidates]
+            return ascending(pages, scores + np.where(inside, np.float32(self.config.quota_bonus), -structure))
         return np.concatenate([ascending(pages[~inside], scores[~inside]), ascending(pages[inside], scores[inside])])
