@@ -59,7 +59,7 @@ class MemDecayConfig(BaseModel):
     alpha: float = Field(default=1.0, ge=0.0)
     """Weight of the two rank terms in the default policy, against base priorities of at most 1."""
 
-    key_norm_share: float = Field(default=0.6, ge=0.0, le=1.0)
+    key_norm_share: float = Field(default=0.9, ge=0.0, le=1.0)
     """Part of ``alpha`` that is the rank of a token's key norm (small ranks high); salience has the rest. Ours."""
 
     quota_bonus: float | None = Field(default=0.25, ge=0.0)

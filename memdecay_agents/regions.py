@@ -114,9 +114,7 @@ DEFAULT_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(_profiles(TOOL_
 """Profiles of the default policy, clock in decode steps. The system region is pinned. All numbers are ours, chosen by replays
 with one small model: see docs/policy-study.md, and tune for your own agent."""
 
-_TOKEN_PROFILES: Mapping[str, RegionProfile] = _profiles(
-    TOOL_RESULT_HALF_LIFE_STEPS * TOKENS_PER_DECODE_STEP, "tokens"
-)
+_TOKEN_PROFILES: Mapping[str, RegionProfile] = _profiles(TOOL_RESULT_HALF_LIFE_STEPS * TOKENS_PER_DECODE_STEP, "tokens")
 _TURN_PROFILES: Mapping[str, RegionProfile] = _profiles(1.0, "turns")
 
 PAPER_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(

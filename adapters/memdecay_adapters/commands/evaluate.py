@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def evaluate(
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
     generator: Annotated[
-        str, typer.Option(help="planted, paraphrased, both or none; with --traces the default is none.")
+        str, typer.Option(help="planted, paraphrased, both, varied, reworded or none (default with --traces).")
     ] = "",
     traces: Annotated[list[Path] | None, typer.Option(help="A trace file (repeat for more).")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds of synthetic traces: 1000-1007 or 1000,1002.")] = "1000-1007",
@@ -89,7 +89,7 @@ def _fractions(text: str) -> tuple[float, ...]:
 def _generators(name: str) -> tuple[str, ...]:
     from memdecay_agents.evaluation.synthetic import GENERATORS
 
-    known = {"both": tuple(GENERATORS), "none": (), **{one: (one,) for one in GENERATORS}}
+    known = {"both": ("planted", "paraphrased"), "none": (), **{one: (one,) for one in GENERATORS}}
     if name not in known:
         raise ConfigError(where="--generator", rule=f"unknown {name!r}", remedy=f"Use one of {', '.join(known)}.")
     return known[name]

@@ -10,11 +10,17 @@ from typing import Any
 from memdecay_agents.errors import TraceError
 from memdecay_agents.evaluation.synthetic.domain import Domain
 from memdecay_agents.evaluation.synthetic.paraphrased import PARAPHRASED
-from memdecay_agents.evaluation.synthetic.planted import PLANTED
+from memdecay_agents.evaluation.synthetic.planted import PLANTED, VARIED
+from memdecay_agents.evaluation.synthetic.reworded import REWORDED
 from memdecay_agents.evaluation.synthetic.values import POOLS
 from memdecay_agents.evaluation.traces import Fact, Question, Trace
 
-GENERATORS: Mapping[str, Domain] = {"planted": PLANTED, "paraphrased": PARAPHRASED}
+GENERATORS: Mapping[str, Domain] = {
+    "planted": PLANTED,
+    "varied": VARIED,
+    "reworded": REWORDED,
+    "paraphrased": PARAPHRASED,
+}
 CHOICES = 8
 SHORTEST_TOKENS = 350
 _LONG_TOKENS = 900

@@ -1,6 +1,8 @@
-"""The tuning generator: a warehouse, facts in the form "The {attribute} is {value}."."""
+"""The tuning generators: a warehouse, facts in one form as published ("The {attribute} is {value}."), or in several."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from memdecay_agents.evaluation.synthetic.domain import Domain
 
@@ -82,3 +84,14 @@ PLANTED = Domain(
     state_fact=(lambda attribute, value: f"The {attribute} is {value}.",),
     mention=("I still need the {attribute} for this.", "Do not forget the {attribute} in the end."),
 )
+
+VARIED = replace(
+    PLANTED,
+    state_fact=(
+        lambda attribute, value: f"We settled on {value} for the {attribute}.",
+        lambda attribute, value: f"{attribute.capitalize()}: {value}.",
+        lambda attribute, value: f"Since last week {value} has been the {attribute}.",
+        lambda attribute, value: f"They want the {attribute} to be {value}.",
+    ),
+)
+"""The same with facts in four other forms."""
