@@ -111,8 +111,8 @@ def _profiles(tool_out_half_life: float, unit: ClockUnit) -> dict[str, RegionPro
 
 
 DEFAULT_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(_profiles(TOOL_RESULT_HALF_LIFE_STEPS, "decode_steps"))
-"""Profiles of the default policy, clock in decode steps. The system region is pinned. All numbers are ours, chosen by replays
-with one small model: see docs/policy-study.md, and tune for your own agent."""
+"""Profiles of the default policy, clock in decode steps. The system region is pinned. All numbers are ours, chosen by
+replays with one small model: see docs/policy-study.md, and tune for your own agent."""
 
 _TOKEN_PROFILES: Mapping[str, RegionProfile] = _profiles(TOOL_RESULT_HALF_LIFE_STEPS * TOKENS_PER_DECODE_STEP, "tokens")
 _TURN_PROFILES: Mapping[str, RegionProfile] = _profiles(1.0, "turns")

@@ -27,8 +27,8 @@ class Fit(NamedTuple):
     """Part of the logarithm's variance that is explained, at most 1."""
 
 
-def decay(form: DecayForm, age_ticks: np.ndarray, half_life_ticks: float) -> np.ndarray:
-    """g(age), 1 at age 0; float64 of the ages' shape."""
+def decay(form: DecayForm, age_ticks: np.ndarray, half_life_ticks: float | np.ndarray) -> np.ndarray:
+    """g(age), 1 at age 0; float64 of the shape that ages and half-lives broadcast to."""
     if form == "exponential":
         return np.asarray(np.exp2(-age_ticks / half_life_ticks))
     return np.asarray(1.0 / (1.0 + age_ticks / half_life_ticks))

@@ -29,8 +29,6 @@ from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, TraceError
 from memdecay_agents.regions import ClockUnit
 
-VERSION = 1
-
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -71,7 +69,7 @@ class ProfileFile(_Frozen):
     """A whole file."""
 
     schema_name: Literal["memdecay-profile"] = Field(default="memdecay-profile", alias="schema")
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     model: str
     clock_unit: ClockUnit
     contexts: tuple[ContextProfile, ...] = Field(min_length=1)

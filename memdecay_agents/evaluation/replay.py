@@ -30,6 +30,8 @@ from memdecay_agents.spans import Span, SpanFlag, clip
 
 CHUNK_TOKENS = 32
 """Most tokens of one prefill step."""
+MOST_SESSIONS = 16
+"""Sessions that a verification streams at once."""
 AGENT = "agent"
 
 

@@ -41,7 +41,7 @@ def read_traces(path: Path, *, most: int | None = None) -> list[Trace]:
             rule=f"it cannot be read ({error})",
             remedy="Give a file of traces; `memdecay traces build` makes some from public data sets.",
         ) from error
-    traces = []
+    traces: list[Trace] = []
     for number, line in enumerate(lines, start=1):
         if line.strip() and (most is None or len(traces) < most):
             traces.append(_read_line(line, f"{path.name}, line {number}", path.stem))

@@ -68,12 +68,14 @@ class MemDecayPolicy(Policy):
         )
         superseded = view.superseded[candidates]
         if superseded.any():
-            scores = scores - np.float32(self.config.alpha * (1.0 - self.config.superseded_factor)) * superseded
+            lost = np.where(superseded, self.config.alpha * (1.0 - self.config.superseded_factor), 0.0)
+            scores = np.asarray(scores - lost, dtype=np.float32)
         weight = view.table.quota_weight
         present = np.bincount(region[~superseded], minlength=weight.shape[0]) > 0
         stays = budget_pages - (view.n_pages - pages.shape[0])
         inside = inside_quota(region, scores, ~superseded, quota_pages(weight, present, stays))
         if self.config.quota_bonus is not None:
             structure = view.page_mean(token_structure(view, self._terms(view)))[candidates]
-            return ascending(pages, scores + np.where(inside, np.float32(self.config.quota_bonus), -structure))
+            moved = np.where(inside, np.float32(self.config.quota_bonus), -structure)
+            return ascending(pages, np.asarray(scores + moved, dtype=np.float32))
         return np.concatenate([ascending(pages[~inside], scores[~inside]), ascending(pages[inside], scores[inside])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import memdecay_adapters.engine
 from memdecay_adapters.bench.machine import machine, versions
@@ -21,13 +22,18 @@ from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.evaluation.outcome_store import OutcomeStore, code_digest
 from memdecay_agents.evaluation.outcomes import FactOutcome
-from memdecay_agents.evaluation.replay import CHUNK_TOKENS, Replay
+from memdecay_agents.evaluation.replay import CHUNK_TOKENS, MOST_SESSIONS, Replay
 from memdecay_agents.evaluation.report import EvaluationResult
 from memdecay_agents.evaluation.synthetic import synthetic_trace
 from memdecay_agents.evaluation.trace_files import read_traces
 from memdecay_agents.evaluation.traces import TokenTrace, Trace
 from memdecay_agents.evaluation.variants import PAGE_SIZE_TOKENS, Variant, variants_of
 
+if TYPE_CHECKING:
+    from memdecay_adapters.evaluation.verify import EngineVerifier
+
+Todo = tuple[Variant, float | None]
+"""A variant and a budget, a part of the trace's tokens; None: no limit."""
 Progress = Callable[[str, int, int], None]
 """Told the stage, the pieces done and all pieces."""
 
@@ -112,7 +118,7 @@ class Evaluation:
         ]
         return EvaluationResult((*outcomes, *verified), self.about(traces, verified), tuple(self.skipped))
 
-    def todo(self, trace: TokenTrace) -> list[tuple[Variant, float | None]]:
+    def todo(self, trace: TokenTrace) -> list[Todo]:
         """The variants and budgets of a trace."""
         return [
             (variant, budget)
@@ -171,18 +177,27 @@ class Evaluation:
     def verify(self, traces: Sequence[TokenTrace]) -> list[FactOutcome]:
         """Stream traces through the real engine and ask the questions."""
         groups = engine_groups(self.variants)
+        pieces = [
+            (
+                leader,
+                [
+                    (trace, part)
+                    for trace in traces
+                    for part in _parts([t for t in self.todo(trace) if t[0] in variants])
+                ],
+            )
+            for leader, variants in groups
+        ]
         outcomes: list[FactOutcome] = []
-        total, done = len(groups) * len(traces), 0
-        for leader, variants in groups:
-            missing = [trace for trace in traces if self._key(trace, leader, variants) not in self.store]
+        total, done = sum(len(wanted) for _, wanted in pieces), 0
+        for leader, wanted in pieces:
+            missing = [trace for trace, part in wanted if self._key(trace, leader, part) not in self.store]
             verifier = self._verifier(leader, missing) if missing else None
             try:
-                for trace in traces:
+                for trace, part in wanted:
                     self.progress("verify", done, total)
-                    todo = [(v, budget) for v, budget in self.todo(trace) if v in variants]
                     outcomes += self.store.get(
-                        self._key(trace, leader, variants),
-                        lambda trace=trace, todo=todo, verifier=verifier: verifier.verify(trace, todo),
+                        self._key(trace, leader, part), functools.partial(_verified, verifier, trace, part)
                     )
                     done += 1
             finally:
@@ -191,12 +206,12 @@ class Evaluation:
         self.progress("verify", total, total)
         return outcomes
 
-    def _verifier(self, leader: Variant, traces: Sequence[TokenTrace]) -> Any:
+    def _verifier(self, leader: Variant, traces: Sequence[TokenTrace]) -> EngineVerifier:
         from memdecay_adapters.evaluation.verify import EngineVerifier
 
         return EngineVerifier(self.options.model, leader, max(trace.n_tokens for trace in traces))
 
-    def _key(self, trace: TokenTrace, leader: Variant, variants: Sequence[Variant]) -> str:
+    def _key(self, trace: TokenTrace, leader: Variant, part: Sequence[Todo]) -> str:
         about = [
             self.model_path,
             trace.id,
@@ -204,8 +219,7 @@ class Evaluation:
             hashlib.sha256(trace.token_ids.tobytes()).hexdigest(),
             [fact.id for fact in trace.facts],
             leader.config().model_dump_json(),
-            [[v.label, v.pinned] for v in variants],
-            list(self.options.budgets),
+            [[variant.label, variant.pinned, budget] for variant, budget in part],
         ]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
@@ -241,6 +255,17 @@ class Evaluation:
             "versions": versions(),
             "machine": machine(),
         }
+
+
+def _parts(todo: Sequence[Todo]) -> list[list[Todo]]:
+    """Pieces that take a minute or two each, and are kept when they are done."""
+    n = -(-len(todo) // MOST_SESSIONS)
+    return [list(todo[number::n]) for number in range(n)]
+
+
+def _verified(verifier: EngineVerifier | None, trace: TokenTrace, part: Sequence[Todo]) -> list[FactOutcome]:
+    assert verifier is not None
+    return verifier.verify(trace, part)
 
 
 def engine_groups(variants: Sequence[Variant]) -> list[tuple[Variant, list[Variant]]]:

@@ -17,7 +17,7 @@ from memdecay_adapters.evaluation.questions import token_question
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import BudgetError, EngineError
 from memdecay_agents.evaluation.outcomes import FactOutcome, at_risk, survived
-from memdecay_agents.evaluation.replay import CHUNK_TOKENS, budget_tokens, session_id, turn_hints
+from memdecay_agents.evaluation.replay import CHUNK_TOKENS, MOST_SESSIONS, budget_tokens, session_id, turn_hints
 from memdecay_agents.evaluation.session_policies import SessionPolicies
 from memdecay_agents.evaluation.traces import TokenFact, TokenTrace
 from memdecay_agents.evaluation.variants import Variant
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from memdecay_adapters.engine import MemDecayEngine, RequestStream
     from memdecay_adapters.engine.results import GenerationResult
 
-MOST_SESSIONS = 16
-"""Sessions that are streamed at once."""
 _QUESTION_ROOM_TOKENS = 128
 """What a question may hold beyond the budget, so that asking evicts nothing."""
 _numbers = itertools.count()

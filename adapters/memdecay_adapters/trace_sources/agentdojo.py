@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 SUITES = ("workspace", "travel")
 VERSION = "v1.2.2"
@@ -44,7 +44,9 @@ class _Anything(Exception, metaclass=_Kind):
 class _Nothing(types.ModuleType):
     """Stands for a client: any name in it is a class that does nothing."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
