@@ -32,7 +32,7 @@ class MemDecayConfig(BaseModel):
     """What is kept and why, as numbers. Immutable, picklable, and equal to what its own JSON makes.
 
     ``clock_unit`` defaults to decode steps, as published: what an agent was given stays young until it has written
-    something, however long it is. Evaluation preferred that to a clock in tokens (docs/policy-study.md).
+    something, however long it is. Evaluation preferred that to a clock in tokens (EVALUATION.md).
 
     Raises:
         ConfigError: a value is out of range, of the wrong type, unknown, or contradicts another.

@@ -82,7 +82,7 @@ _BASE_PRIORITY: Mapping[str, float] = {
     "system": 1.0, "tool_out": 1.0, "user": 0.09, "plan": 0.08, "retrieval": 0.06, "tool_in": 0.03, "scratchpad": 0.02,
 }  # fmt: skip
 _QUOTA_WEIGHT: Mapping[str, float] = {"tool_out": 3.0}
-# Ours, from replays (docs/policy-study.md): the next call quotes a fresh tool result, so it is worth most until the
+# Ours, from replays (EVALUATION.md): the next call quotes a fresh tool result, so it is worth most until the
 # agent has written something, and nothing more later on; of the other regions age says little, and each has a share.
 
 _MEASURED_HALF_LIFE_STEPS: Mapping[str, float] = {
@@ -112,7 +112,7 @@ def _profiles(tool_out_half_life: float, unit: ClockUnit) -> dict[str, RegionPro
 
 DEFAULT_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(_profiles(TOOL_RESULT_HALF_LIFE_STEPS, "decode_steps"))
 """Profiles of the default policy, clock in decode steps. The system region is pinned. All numbers are ours, chosen by
-replays with one small model: see docs/policy-study.md, and tune for your own agent."""
+replays with one small model: see EVALUATION.md, and tune for your own agent."""
 
 _TOKEN_PROFILES: Mapping[str, RegionProfile] = _profiles(TOOL_RESULT_HALF_LIFE_STEPS * TOKENS_PER_DECODE_STEP, "tokens")
 _TURN_PROFILES: Mapping[str, RegionProfile] = _profiles(1.0, "turns")

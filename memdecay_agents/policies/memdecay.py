@@ -9,7 +9,7 @@ So a quota bounds what a region can claim by its priority: a fresh tool result a
 g is the exponential 2 ** (-dt / h_r) or the power law 1 / (1 + dt / h_r); ranks are taken among the tokens of the
 session's evictable pages. Ours, built on MemDecay (regions, decay, refresh, pins); that small keys are worth keeping is
 from arXiv 2406.11430. Ranks instead of magnitudes answer the publication's own open point, that the attention term
-needs its magnitude normalised. What was tried and why this stayed: docs/policy-study.md.
+needs its magnitude normalised. What was tried and why this stayed: EVALUATION.md.
 
 Limits: like every score that does not know the question, it guesses. Parameters were chosen with one small model.
 """
