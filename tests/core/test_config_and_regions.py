@@ -84,7 +84,7 @@ def test_paper_mode_counts_decode_steps_with_the_published_half_lives():
     assert MemDecayConfig.for_policy("paper") == MemDecayConfig.paper()
     assert MemDecayConfig.for_policy("random", seed=3) == MemDecayConfig(policy="random", seed=3)
     with pytest.raises(ConfigError, match=r"decode_steps.*MemDecayConfig\.paper"):
-        MemDecayConfig(policy="paper")
+        MemDecayConfig(policy="paper", clock_unit="tokens")
 
 
 def test_some_fields_of_a_default_region_can_be_changed_alone():
@@ -95,7 +95,7 @@ def test_some_fields_of_a_default_region_can_be_changed_alone():
 
 
 def test_profiles_for_another_clock_are_refused():
-    with pytest.raises(ConfigError, match=r"regions\['plan'\].*made for tokens.*clock is turns"):
+    with pytest.raises(ConfigError, match=r"regions\['plan'\].*made for decode_steps.*clock is turns"):
         MemDecayConfig(clock_unit="turns", regions={"plan": DEFAULT_PROFILES["plan"]})
 
 

@@ -229,14 +229,16 @@ def test_a_strict_quota_is_kept_with_the_best_within_it(made, seed, n_freed):
 def test_a_soft_quota_moves_pages_by_its_bonus_and_no_further(made, seed, n_freed, bonus):
     config = MemDecayConfig(quota_bonus=bonus)
     view = view_of(lay(made), config, seed=seed)
-    plan = plan_eviction(view, get_policy("memdecay", config), pages_to_free=n_freed)
-    superseded = dict(zip(view.page_index.tolist(), view.superseded.tolist(), strict=True))
+    policy = get_policy("memdecay", config)
+    plan = plan_eviction(view, policy, pages_to_free=n_freed)
+    row = {page: at for at, page in enumerate(view.page_index.tolist())}
+    structure = policy.score_parts(view)["structure"]
     lost = config.alpha * (1 - config.superseded_factor)
-    worth = [plan.scores[page] - lost * superseded[page] for page in plan.order]
-    for earlier, later in itertools.pairwise(range(len(worth))):
-        assert worth[earlier] <= worth[later] + bonus + 1e-5
-        if superseded[plan.order[earlier]] and superseded[plan.order[later]]:
-            assert worth[earlier] <= worth[later] + 1e-5  # neither has a quota
+    for earlier, later in itertools.pairwise(plan.order):
+        # at most: inside a quota; at least: outside, where the region's priority does not count
+        most = plan.scores[later] - lost * view.superseded[row[later]] + bonus * (not view.superseded[row[later]])
+        least = plan.scores[earlier] - lost * view.superseded[row[earlier]] - structure[row[earlier]]
+        assert least <= most + 1e-5
 
 
 def test_superseded_pages_have_no_quota_and_go_first():

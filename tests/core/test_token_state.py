@@ -195,7 +195,8 @@ def test_each_clock_counts_its_unit(unit, after_prefill, after_decode, ages):
 
 
 def test_chunking_does_not_change_the_clocks():
-    whole, chunks = TokenState(CONFIG), TokenState(CONFIG)
+    config = MemDecayConfig(clock_unit="tokens")
+    whole, chunks = TokenState(config), TokenState(config)
     whole.on_computed(100, 1)
     for _ in range(10):
         chunks.on_computed(10, 0)
