@@ -79,8 +79,8 @@ class MemDecayConfig(BaseModel):
     """``paper`` mode: tau, in raw attention mass. Ours: about five times the uniform level at 450 tokens."""
 
     superseded_factor: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Base priority of superseded tokens is multiplied by this; their pages lose their quota, and in the default
-    policy's order the same part of ``alpha``."""
+    """Base priority of superseded tokens is multiplied by this; their pages lose their quota and go before all
+    others. 1: superseded tokens are worth what they were, and only the quota is lost."""
 
     page_size_tokens: int = Field(default=16, ge=16, le=1024)
     """Tokens of one page (the engine's KV block); a multiple of 16."""

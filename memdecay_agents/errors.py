@@ -116,3 +116,21 @@ class EngineError(MemDecayError):
     """The embedded engine is closed, was forked, or stopped on a fault."""
 
     code = "engine"
+
+
+class TimeLimitError(MemDecayError, TimeoutError):
+    """A request that has not ended within the time it was given."""
+
+    code = "time_limit"
+
+
+class PayloadError(MemDecayError):
+    """A request to the server is malformed, too large, or asks for what this client may not have."""
+
+    code = "payload"
+
+
+class RemoteError(MemDecayError):
+    """A server that cannot be reached, refuses the API key, or answers what cannot be understood."""
+
+    code = "remote"

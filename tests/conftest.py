@@ -22,7 +22,13 @@ SMALL_POOL: dict[str, Any] = {
 ENGINES: dict[str, dict[str, Any]] = {
     # float32 and 16-token pages: the engine that is compared with the oracle, every request on its own
     "exact": EXACT,
-    # the same, with sessions that live on between turns
+    # float32, measured at the default stride, sessions that live on: what a chat model's user gets
+    "chat": {
+        "config": {"page_size_tokens": 16},
+        "engine_args": {"dtype": "float32", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 2**29},
+        "keep_sessions": True,
+    },
+    # the same as exact, with sessions that live on between turns
     "sessions": {**EXACT, "keep_sessions": True},
     # a pool of 63 usable pages, smaller than the prompts it serves
     "small_pool": SMALL_POOL,

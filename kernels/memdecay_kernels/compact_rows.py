@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from memdecay_kernels.implementations import native_for
+
 
 def compact_rows_into(
     block_table: torch.Tensor,
@@ -48,6 +50,10 @@ def compact_rows_into(
             f"{rows} rows of {pages} pages do not fit buffers of {tuple(out_table.shape)} and "
             f"{tuple(out_seq_lens.shape)}"
         )
+    native = native_for("compact_rows_into", block_table.device)
+    if native is not None:
+        native.compact_rows_into(block_table, seq_lens, page_size_tokens, out_table, out_seq_lens, null_page)
+        return
     columns = torch.arange(pages, device=block_table.device, dtype=seq_lens.dtype)
     pages_used = (seq_lens + (page_size_tokens - 1)) // page_size_tokens
     used = columns.unsqueeze(0) < pages_used.unsqueeze(1)

@@ -9,6 +9,9 @@ from memdecay_kernels.layouts import KeyLayout
 from memdecay_kernels.mass import attention_mass, check_rows, check_shapes
 from memdecay_kernels.native.mass_call import MassCall, MassRows
 
+MAX_LAYERS = 64
+"""Layers that one call of a device measures at most."""
+
 
 class MassPlan:
     """Rows whose attention is measured in a step, on the host; see `attention_mass` for the arguments.
@@ -41,11 +44,12 @@ class MassPlan:
         self.rows = MassRows(block_table, context_lens, query_ends, windows)
         self.head_reduce = head_reduce
         self.mass = torch.zeros(block_table.shape[0], longest)
-        """float32 ``[R, longest context]``, where the queries are: summed over the layers so far."""
+        """float32 ``[R, longest context]``, where the queries are: summed over the layers, once `finish` was called."""
         self.layers = 0
         """How many layers are in the sum."""
         check_rows(*self.rows, page_size_tokens=page_size_tokens, query_tokens=query_tokens, columns=longest)
-        self._call: MassCall | None = None
+        self.native_call: MassCall | None = None
+        self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add_layer(self, query: torch.Tensor, key_cache: torch.Tensor, layout: KeyLayout | None, scale: float) -> None:
         """Add one layer's mass.
@@ -61,10 +65,13 @@ class MassPlan:
         """
         if self.mass.device != query.device:
             self.mass = self.mass.to(query.device)
-        if self._call is None or not self._call.fits(query, key_cache, layout, scale):
-            self._call = self._native_call(query, key_cache, layout, scale)
-        if self._call is not None:
-            self._call.run(query, key_cache)
+        if self.native_call is None or not self.native_call.fits(query, key_cache, layout, scale):
+            self.finish()
+            self.native_call = self._new_call(query, key_cache, layout, scale)
+        if self.native_call is not None and self.native_call.batches_layers:
+            self._waiting.append((query.clone(), key_cache))  # a later layer may reuse the queries' memory
+        elif self.native_call is not None:
+            self.native_call.run(query, key_cache)
         else:
             table, lengths, ends, windows = self.rows
             attention_mass(
@@ -73,7 +80,15 @@ class MassPlan:
             )  # fmt: skip
         self.layers += 1
 
-    def _native_call(
+    def finish(self) -> None:
+        """Measure the layers that wait: where one launch serves many, they are collected up to the step's end."""
+        if self._waiting and self.native_call is not None:
+            queries, key_caches = zip(*self._waiting, strict=True)
+            for first in range(0, len(queries), MAX_LAYERS):
+                self.native_call.run_layers(queries[first : first + MAX_LAYERS], key_caches[first : first + MAX_LAYERS])
+            self._waiting = []
+
+    def _new_call(
         self, query: torch.Tensor, key_cache: torch.Tensor, layout: KeyLayout | None, scale: float
     ) -> MassCall | None:
         check_shapes(query, key_cache, layout, self.head_reduce, self.mass)

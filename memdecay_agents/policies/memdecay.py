@@ -1,8 +1,8 @@
 """The default: priority of what is young in its region, ranks of salience and of key norms, soft quotas by region.
 
     s_i = b_r g(dt_i) + alpha ((1 - k) rank(salience_i) - k rank(norm_i))        page score = mean
-    order by  score  + bonus where the page is inside its region's quota, - its b_r g part where it is not,
-                     - alpha (1 - f) where it is superseded
+    order by  score  + bonus where the page is inside its region's quota, - its b_r g part where it is not;
+              superseded pages go before all others
 
 So a quota bounds what a region can claim by its priority: a fresh tool result as long as the budget takes its share.
 
@@ -59,23 +59,26 @@ class MemDecayPolicy(Policy):
         return {"structure": structure, "key_norm": key_norm, "salience": salience}
 
     def order(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> IndexArray:
-        """By rising score, after what quotas give and take and the loss of superseded pages; see ``quota_bonus``."""
+        """Superseded pages, then the others by rising score after what quotas give and take; see ``quota_bonus``.
+
+        Superseded pages go first whatever the model says of them: what they hold was often attended to a lot before it
+        was replaced. ``superseded_factor=1`` leaves them among those outside a quota.
+        """
         candidates = view.evictable
         pages, scores, region = (
             view.page_index[candidates],
             page_scores[candidates],
             view.page_region[candidates],
         )
-        superseded = view.superseded[candidates]
-        if superseded.any():
-            lost = np.where(superseded, self.config.alpha * (1.0 - self.config.superseded_factor), 0.0)
-            scores = np.asarray(scores - lost, dtype=np.float32)
+        eligible = ~view.superseded[candidates]
         weight = view.table.quota_weight
-        present = np.bincount(region[~superseded], minlength=weight.shape[0]) > 0
+        present = np.bincount(region[eligible], minlength=weight.shape[0]) > 0
         stays = budget_pages - (view.n_pages - pages.shape[0])
-        inside = inside_quota(region, scores, ~superseded, quota_pages(weight, present, stays))
+        inside = inside_quota(region, scores, eligible, quota_pages(weight, present, stays))
+        first = ~eligible if self.config.superseded_factor < 1.0 else np.zeros_like(eligible)
+        groups = [first, ~inside & ~first, inside]
         if self.config.quota_bonus is not None:
             structure = view.page_mean(token_structure(view, self._terms(view)))[candidates]
             moved = np.where(inside, np.float32(self.config.quota_bonus), -structure)
-            return ascending(pages, np.asarray(scores + moved, dtype=np.float32))
-        return np.concatenate([ascending(pages[~inside], scores[~inside]), ascending(pages[inside], scores[inside])])
+            scores, groups = np.asarray(scores + moved, dtype=np.float32), [first, ~first]
+        return np.concatenate([ascending(pages[group], scores[group]) for group in groups])

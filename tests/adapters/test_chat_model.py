@@ -6,38 +6,34 @@ import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.exceptions import ContextOverflowError, OutputParserException
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.checkpoint.memory import MemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
-from memdecay_adapters.langchain.tags import mark, tag
+from memdecay_adapters.langchain.marking import mark, tag
+from memdecay_adapters.langchain.region_rules import Between, RegionRules
+from memdecay_adapters.langchain.tool_choice import openai_tools
 from memdecay_adapters.langchain.warn import MemDecayWarning, reset_warnings
 from memdecay_adapters.langgraph import wrap
 from memdecay_agents import ContextFraction, FixedBudget, MemDecayConfig, PoolShare
-from memdecay_agents.errors import BudgetError, ConfigError, RegionError, TagError, UnsupportedError
+from memdecay_agents.errors import (
+    BudgetError,
+    ConfigError,
+    PolicyError,
+    RegionError,
+    TagError,
+    UnsupportedError,
+)
+from tests.adapters.chat_calls import CALL, add, collect, four_ways, lookup, merged
 from tests.adapters.fake_engine import FakeEngine
-
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-@tool
-def lookup(key: str) -> str:
-    """Look a key up."""
-    return f"value of {key}"
 
 
 class Person(BaseModel):
@@ -50,27 +46,6 @@ class Person(BaseModel):
 @pytest.fixture
 def fake(tokenizer: Any) -> FakeEngine:
     return FakeEngine(tokenizer)
-
-
-def merged(chunks: list[AIMessageChunk]) -> AIMessageChunk:
-    total = chunks[0]
-    for chunk in chunks[1:]:
-        total += chunk
-    return total
-
-
-async def collect(stream: Any) -> list[AIMessageChunk]:
-    return [chunk async for chunk in stream]
-
-
-def four_ways(model: Any, messages: Any, **kwargs: Any) -> list[Any]:
-    """The same call by invoke, ainvoke, stream and astream."""
-    return [
-        model.invoke(messages, **kwargs),
-        asyncio.run(model.ainvoke(messages, **kwargs)),
-        merged(list(model.stream(messages, **kwargs))),
-        merged(asyncio.run(collect(model.astream(messages, **kwargs)))),
-    ]
 
 
 # ---- what comes back
@@ -122,6 +97,14 @@ def test_tool_calls_are_read_the_same_way_whole_and_streamed(tokenizer: Any, pie
         assert not message.invalid_tool_calls
         assert message.response_metadata["finish_reason"] == "tool_calls"
         assert len({c["id"] for c in message.tool_calls}) == len(message.tool_calls)
+
+
+def test_a_streamed_call_is_its_name_and_then_its_arguments(tokenizer: Any) -> None:
+    model = ChatMemDecay(engine=FakeEngine(tokenizer, *CALL)).bind_tools([add])
+    chunks = [chunk.tool_call_chunks for chunk in model.stream("add") if chunk.tool_call_chunks]
+    (name,), (arguments,) = chunks
+    assert (name["name"], name["args"], name["index"]) == ("add", "", 0)
+    assert (arguments["name"], json.loads(arguments["args"]), arguments["index"]) == (None, {"a": 3, "b": 4}, 0)
 
 
 def test_a_call_that_broke_off_is_invalid_and_not_lost(tokenizer: Any) -> None:
@@ -356,6 +339,9 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_engine(fake: FakeEngin
         ({"model": "gpt-x"}, UnsupportedError, "'gpt-x'.*'fake'"),
         ({"tool_choice": "any"}, ConfigError, "no tool is bound"),
         ({"response_format": 3}, ConfigError, "response_format"),
+        ({"logprobs": -1}, ConfigError, "logprobs=-1.*negative"),
+        ({"logprobs": True, "top_logprobs": -2}, ConfigError, "top_logprobs=-2"),
+        ({"reasoning_parser": "quen3"}, ConfigError, "'quen3'.*qwen3"),
     ],
 )
 def test_bad_keywords(fake: FakeEngine, call: dict[str, Any], kind: type[Exception], says: str) -> None:
@@ -375,7 +361,8 @@ def test_bad_fields_and_tools(fake: FakeEngine) -> None:
     with pytest.raises(ConfigError, match=r"'sub' is no bound tool.*'add'"):
         model.bind_tools([add], tool_choice="sub")
     with pytest.raises(ConfigError, match="two tools"):
-        model.bind_tools([add, add])
+        model.bind_tools([add, {"name": "add", "description": "Another.", "parameters": {}}])
+    assert len(openai_tools([add, add, Person, Person.model_json_schema()])) == 2
     with pytest.raises(ConfigError, match="web_search"):
         model.bind_tools([{"type": "web_search"}])
     with pytest.raises(ConfigError, match="schema"):
@@ -447,15 +434,15 @@ UNKNOWN = HumanMessage("Text.", additional_kwargs={"memdecay": [{"region": "nons
 
 
 @pytest.mark.parametrize("message", [STALE, UNKNOWN])
-def test_tags_that_cannot_be_used_are_refused_or_inferred_as_the_user_wants(
+def test_tags_that_cannot_be_used_are_inferred_or_refused_where_the_user_wants_that(
     fake: FakeEngine, message: HumanMessage
 ) -> None:
     with pytest.raises(TagError):
-        ChatMemDecay(engine=fake).invoke([message])
+        ChatMemDecay(engine=fake, tag_errors="raise").invoke([message])
     assert fake.requests == []
     reset_warnings()
     with pytest.warns(MemDecayWarning):
-        ChatMemDecay(engine=fake, tag_errors="infer").invoke([message])
+        ChatMemDecay(engine=fake).invoke([message])
     assert {span.region for span in fake.hints.spans} <= {"system", "user", "scratchpad"}
 
 
@@ -474,6 +461,40 @@ def test_budgets_that_are_no_number_reach_the_engine_from_call_map_and_graph(fak
     assert fake.hints.budget == FixedBudget(tokens=256, guaranteed_tokens=64)
 
 
+def test_region_rules_reach_the_prompt(fake: FakeEngine) -> None:
+    rules = RegionRules(between=[Between("<doc>", "</doc>", "retrieval")])
+    model = ChatMemDecay(engine=fake, region_rules=rules)
+    model.invoke("Read <doc>pears, pears, pears</doc> and answer.")
+    assert "retrieval" in {span.region for span in fake.hints.spans}
+    assert model._identifying_params != ChatMemDecay(engine=fake)._identifying_params
+    with pytest.raises(RegionError, match="nowhere"):
+        ChatMemDecay(engine=fake, region_rules=RegionRules(plan_tools=(), tool_regions={"t": "nowhere"})).invoke("x")
+    with pytest.raises(ValueError, match="RegionRules"):
+        ChatMemDecay(engine=fake, region_rules={"between": []})
+
+
 def test_rewind_reaches_the_engine(fake: FakeEngine) -> None:
     ChatMemDecay(engine=fake, rewind="recompute").invoke("hello")
     assert fake.hints.rewind == "recompute"
+
+
+def test_what_is_known_before_any_engine(model_path: str) -> None:
+    profile = ChatMemDecay().profile
+    assert profile is not None
+    config = json.loads((Path(model_path) / "config.json").read_text())
+    assert profile["max_input_tokens"] == config["max_position_embeddings"]
+    assert ChatMemDecay(model=model_path).profile["max_input_tokens"] == profile["max_input_tokens"]
+    assert ChatMemDecay(engine_args={"max_model_len": 64}).profile["max_input_tokens"] == 64
+    assert "max_input_tokens" not in ChatMemDecay(model="nobody/has-this").profile
+    assert not profile["reasoning_output"]
+    assert ChatMemDecay(reasoning_parser="qwen3").profile["reasoning_output"]
+    with pytest.raises(PolicyError, match=r"'memdekay'.*memdecay"):
+        ChatMemDecay(config=MemDecayConfig(policy="memdekay"))
+
+
+@pytest.mark.engine
+def test_what_vllm_itself_refuses_is_refused_in_our_words(engine: Any) -> None:
+    model = ChatMemDecay(engine=engine, max_tokens=2)
+    with pytest.raises(ConfigError, match="logprobs"):
+        model.invoke("hi", logprobs=True, top_logprobs=25)
+    assert len(model.invoke("hi", logprobs=2).response_metadata["logprobs"]["content"]) == 2

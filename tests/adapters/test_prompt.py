@@ -216,7 +216,7 @@ def test_the_fallback_finds_escaped_contents_and_calls(tokenizer: Any) -> None:
         assert any(word in text and found_region == region for text, found_region in found), found
 
 
-def test_a_tokenizer_without_offsets_is_approximate(tokenizer: Any) -> None:
+def test_a_tokenizer_without_offsets_is_approximate_and_says_so_once(tokenizer: Any) -> None:
     class Slow:
         is_fast = False
         name_or_path = "slow"
@@ -229,7 +229,11 @@ def test_a_tokenizer_without_offsets_is_approximate(tokenizer: Any) -> None:
         def __call__(self, text: str, **options: Any) -> Any:
             return tokenizer(text, **options)
 
-    slow, fast = build_prompt(MESSAGES, Slow(), config=CONFIG), build_prompt(MESSAGES, tokenizer, config=CONFIG)
+    before, fast = fallback_count(), build_prompt(MESSAGES, tokenizer, config=CONFIG)
+    with pytest.warns(MemDecayWarning, match=r"slow \(template [0-9a-f]{8}\).*no character offsets") as seen:
+        slow, _ = (build_prompt(MESSAGES, Slow(), config=CONFIG) for _ in range(2))
+    assert len(seen) == 1
+    assert fallback_count() == before + 2
     assert slow.token_ids == fast.token_ids
     assert not slow.exact
     assert slow.spans == fast.spans

@@ -15,6 +15,7 @@ from langchain_core.messages import (
     AIMessageChunk,
     BaseMessage,
     ChatMessage,
+    FunctionMessage,
     HumanMessage,
     SystemMessage,
     ToolMessage,
@@ -67,6 +68,9 @@ TABLE: list[tuple[BaseMessage, str]] = [
     (tool(artifact=[]), "tool_out"),
     (tool(artifact=["no document"]), "tool_out"),
     (tool(name="write_todos", artifact=DOCUMENTS), "plan"),
+    (tool(name="write_todos", status="error"), "tool_out"),
+    (tool(artifact=DOCUMENTS, status="error"), "tool_out"),
+    (FunctionMessage("x", name="write_todos"), "plan"),
     (HumanMessage("x", additional_kwargs={"lc_source": "summarization"}), "scratchpad"),
     (tool(response_metadata={"__handoff_destination": "writer"}), "tool_out"),
     (AIMessage("x", response_metadata={"__is_handoff_back": True}), "tool_in"),
@@ -99,7 +103,7 @@ def test_in_an_ai_message_calls_and_thinking_keep_their_regions() -> None:
     )
     parts = infer_parts(message, REGIONS)
     assert regions(message) == [("<think>hm</think>", "scratchpad"), ("So.", "plan")]
-    assert parts.calls.region == "tool_in"
+    assert [label.region for label in parts.calls] == ["tool_in"]
     assert [(p.text, p.label.region) for p in parts.reasoning] == [("deep", "scratchpad")]
     assert parts.default.region == "plan"
 
@@ -147,6 +151,10 @@ def test_rules() -> None:
         ("<context>b</context>", "retrieval"), (" S <context>open", "user"),
     ]  # fmt: skip
     assert len(regions(mark(message, "plan"), rules=between)) == 1
+    only = RegionRules(between=[Between("<context>", "</context>", "retrieval", types=("human",))])
+    assert [region for _, region in regions(message, rules=only)].count("retrieval") == 2
+    assert {region for _, region in regions(AIMessage(message.content), rules=only)} == {"scratchpad"}
+    assert {region for _, region in regions(AIMessageChunk(message.content), rules=between)} > {"retrieval"}
     assert regions(tool(name="search"), rules=RegionRules(tool_regions={"search": "retrieval"})) == [("x", "retrieval")]
     summary = HumanMessage("x", additional_kwargs={"lc_source": "summarization"})
     assert regions(summary, rules=RegionRules(summarization_region="plan")) == [("x", "plan")]
@@ -214,6 +222,8 @@ UNUSABLE = [
     HumanMessage("x", additional_kwargs=tags("plan")),
     HumanMessage("x", additional_kwargs=tags({"region": "plan", "colour": "red"})),
     HumanMessage("x", additional_kwargs=tags({"region": 3})),
+    HumanMessage("x", additional_kwargs=tags({"region": "plan", "supersedes": "call_1"})),
+    HumanMessage("x", additional_kwargs=tags({"region": "plan", "supersedes": [1]})),
     HumanMessage("x", additional_kwargs=tags({"region": "plan", "start": 0})),
     HumanMessage("x", additional_kwargs={TAG_KEY: "planplan"}),
     HumanMessage([{"type": "text", "text": "x", "extras": {TAG_KEY: {"region": "nowhere"}}}]),

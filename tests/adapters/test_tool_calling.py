@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from memdecay_adapters.langchain.tool_choice import ToolChoice, check_tool_choice, openai_tools, tool_schemas
 from memdecay_adapters.langchain.tool_grammar import answer_grammar
-from memdecay_adapters.langchain.tool_parsing import ParsedCall, ToolCallReader, read_all
+from memdecay_adapters.langchain.tool_parsing import CallStart, ParsedCall, ToolCallReader, read_all
 from memdecay_adapters.langchain.tool_text import call_text
 from memdecay_agents.errors import ConfigError
 
@@ -131,10 +131,12 @@ pieces_of = st.lists(
 )
 
 
-def normal(found: list[str | ParsedCall]) -> list[Any]:
+def normal(found: list[Any]) -> list[Any]:
     """Neighbouring texts joined, ids left out."""
     result: list[Any] = []
     for piece in found:
+        if isinstance(piece, CallStart):
+            continue
         if isinstance(piece, ParsedCall):
             result.append((piece.name, json.dumps(piece.arguments), piece.raw))
         elif result and isinstance(result[-1], str):
@@ -206,3 +208,21 @@ def test_tool_choices(choice: Any, expected: ToolChoice) -> None:
 def test_bad_tool_choices(choice: Any) -> None:
     with pytest.raises(ConfigError, match="'a', 'b'"):
         check_tool_choice(choice, ["a", "b"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(found=st.lists(calls, min_size=1, max_size=3), size=st.integers(1, 9))
+def test_the_name_of_a_call_comes_before_its_arguments(found: list[str], size: int) -> None:
+    text, reader, pieces = "\n".join(found), ToolCallReader(), []
+    for position in range(0, len(text), size):
+        pieces += reader.feed(text[position : position + size])
+    pieces += reader.finish()
+    starts, ends = pieces[::2], pieces[1::2]
+    assert [(type(a), type(b)) for a, b in zip(starts, ends, strict=True)] == [(CallStart, ParsedCall)] * len(found)
+    assert [(a.name, a.id) for a in starts] == [(b.name, b.id) for b in ends]
+    assert len({a.id for a in starts}) == len(found)
+
+
+def test_a_call_with_two_names_is_invalid() -> None:
+    _, (call,) = read_all('<tool_call>\n{"name": "Note", "arguments": {}, "name": "Query"}\n</tool_call>')
+    assert (call.valid, call.name) == (False, "Note")

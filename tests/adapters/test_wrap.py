@@ -31,7 +31,7 @@ from memdecay_adapters.langgraph.metadata import (
     settings_from_metadata,
 )
 from memdecay_adapters.langgraph.stamp import known_messages, stamp_output
-from memdecay_agents import FixedBudget
+from memdecay_agents import ContextFraction, FixedBudget, PoolShare
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, RegionError
 
@@ -433,7 +433,16 @@ setting = st.fixed_dictionaries(
     optional={
         "agent": st.sampled_from(["a", "b"]),
         "pin": st.lists(st.sampled_from(["system", "plan"]), unique=True),
-        "budget": st.one_of(st.none(), st.integers(1, 9)),
+        "budget": st.sampled_from(
+            [
+                None,
+                1,
+                9,
+                FixedBudget(tokens=512, guaranteed_tokens=256),
+                ContextFraction(fraction=0.25, floor_tokens=64),
+                PoolShare(weight=2.0, guaranteed_tokens=64),
+            ]
+        ),
         "output_region": st.just("plan"),
     },
 )

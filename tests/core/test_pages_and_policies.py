@@ -233,12 +233,13 @@ def test_a_soft_quota_moves_pages_by_its_bonus_and_no_further(made, seed, n_free
     plan = plan_eviction(view, policy, pages_to_free=n_freed)
     row = {page: at for at, page in enumerate(view.page_index.tolist())}
     structure = policy.score_parts(view)["structure"]
-    lost = config.alpha * (1 - config.superseded_factor)
+    superseded = [bool(view.superseded[row[page]]) for page in plan.order]
+    assert superseded == sorted(superseded, reverse=True)  # they go first
     for earlier, later in itertools.pairwise(plan.order):
         # at most: inside a quota; at least: outside, where the region's priority does not count
-        most = plan.scores[later] - lost * view.superseded[row[later]] + bonus * (not view.superseded[row[later]])
-        least = plan.scores[earlier] - lost * view.superseded[row[earlier]] - structure[row[earlier]]
-        assert least <= most + 1e-5
+        most = plan.scores[later] + bonus
+        least = plan.scores[earlier] - structure[row[earlier]]
+        assert view.superseded[row[earlier]] or least <= most + 1e-5
 
 
 def test_superseded_pages_have_no_quota_and_go_first():
@@ -246,6 +247,17 @@ def test_superseded_pages_have_no_quota_and_go_first():
     view = view_of(spans, CONFIG, observations=0)
     plan = plan_eviction(view, get_policy("memdecay", CONFIG), pages_to_free=19)
     assert set(plan.pages) == set(range(1, 20))
+
+
+def test_superseded_pages_go_first_however_much_they_were_attended_to():
+    spans = [Span(0, 320, "plan"), Span(320, 640, "user", SpanFlag.SUPERSEDED), Span(640, 1000, "scratchpad")]
+    for seed_observations in (1, 4):
+        view = view_of(spans, CONFIG, observations=seed_observations)
+        order = plan_eviction(view, get_policy("memdecay", CONFIG), pages_to_free=5).order
+        assert set(order[:20]) == set(range(20, 40))
+        alike = MemDecayConfig(superseded_factor=1.0)
+        others = plan_eviction(view, get_policy("memdecay", alike), pages_to_free=5).order
+        assert set(others[:20]) != set(range(20, 40))
 
 
 def test_recency_keeps_sinks_and_a_window():

@@ -10,7 +10,14 @@ VOCABULARY = 1024
 
 
 def random_llama(
-    folder: Path, tokenizer_from: str, *, seed: int = 0, layers: int = 2, heads: int = 4, kv_heads: int = 2
+    folder: Path,
+    tokenizer_from: str,
+    *,
+    seed: int = 0,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocabulary: int = VOCABULARY,
 ) -> str:
     """Write a Llama with random float32 weights and another model's tokenizer into a folder, unless it is there.
 
@@ -21,7 +28,7 @@ def random_llama(
 
     if not (folder / "config.json").exists():
         config = LlamaConfig(
-            vocab_size=VOCABULARY,
+            vocab_size=vocabulary,
             hidden_size=heads * 64,
             intermediate_size=256,
             num_hidden_layers=layers,

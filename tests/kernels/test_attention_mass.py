@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -156,8 +158,37 @@ def test_a_plan_sums_layers(implementation, batch, layers):
         scaled = query * (layer + 1)
         plan.add_layer(scaled, cache, layout, scale)
         reference.attention_mass(scaled, cache, layout, table, lengths, ends, windows, scale, reduce, expected, True)
+    plan.finish()
     assert plan.layers == layers
     torch.testing.assert_close(plan.mass, expected, rtol=2e-4, atol=1e-6)
+
+
+def test_layers_of_a_device_wait_for_one_launch(monkeypatch):
+    """On a device the layers are measured together, from queries whose memory the next layer may have taken."""
+    launches = []
+
+    class Call:
+        batches_layers = True
+
+        def fits(self, query, key_cache, layout, scale):
+            return scale == 1.0
+
+        def run_layers(self, queries, key_caches):
+            launches.append(([float(query.sum()) for query in queries], len(key_caches)))
+
+    module = SimpleNamespace(mass_call=lambda *arguments: Call())
+    monkeypatch.setattr("memdecay_kernels.mass_plan.native_for", lambda operation, device: module)
+    one = int32(1)
+    plan = MassPlan(int32(0)[None], one, one, one, page_size_tokens=16, query_tokens=1)
+    query, cache = torch.zeros(1, 2, 4), torch.zeros(1, 2, 16, 4)
+    for layer in range(70):
+        query.fill_(layer)
+        plan.add_layer(query, cache, None, 1.0)
+    assert launches == []
+    plan.finish()
+    plan.finish()
+    assert [count for _, count in launches] == [64, 6]
+    assert launches[0][0][:3] == [0.0, 8.0, 16.0]
 
 
 def test_logits_beyond_any_exponent_still_give_a_distribution(implementation):

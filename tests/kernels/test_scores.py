@@ -126,7 +126,7 @@ terms = st.builds(
 
 
 @hypothesis_with_fixture
-@given(terms, st.sampled_from([16, 32, 24]), st.integers(1, 20), st.data())
+@given(terms, st.sampled_from([16, 32, 24, 8]), st.integers(1, 20), st.data())
 def test_scoring_agrees_with_the_definition(implementation, terms, page, capacity, data):
     columns = columns_of(capacity, data.draw(st.integers(0, 99)), page)
     pages = torch.tensor(sorted(data.draw(st.sets(st.integers(0, capacity - 1), min_size=1))))

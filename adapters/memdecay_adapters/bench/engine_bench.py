@@ -102,13 +102,15 @@ def run_engine_bench(
         versions=versions(),
         seed=options.seed,
     )
-    bench = _Bench(options, model_path, config.page_size_tokens, result, progress)
+    bench = EngineBench(options, model_path, config.page_size_tokens, result, progress)
     for part in options.parts:
         getattr(bench, part)()
     return result
 
 
-class _Bench:
+class EngineBench:
+    """The parts, each a method; see the module."""
+
     def __init__(
         self,
         options: EngineBenchOptions,
@@ -121,18 +123,23 @@ class _Bench:
         self.result, self.progress = result, progress
         self._random = random.Random(options.seed)
 
+    @classmethod
+    def of(cls, options: EngineBenchOptions, result: EngineBenchResult, progress: Callable[[str], None]) -> EngineBench:
+        """With the model and the page size that the options lead to."""
+        page = choose_page_size(MemDecayConfig(), {"dtype": options.dtype}).page_size_tokens
+        return cls(options, resolve_model(options.model), page, result, progress)
+
+    @property
+    def num_layers(self) -> int:
+        """Attention layers of the model."""
+        return int(json.loads((Path(self.model_path) / "config.json").read_text())["num_hidden_layers"])
+
     # ---- decode steps
 
     def steps(self) -> None:
         """Decode steps at one context length, with nothing evicted: measurement off, and at the default stride."""
         options = self.options
-        longest = options.context_tokens + options.steps_per_sample * (options.pairs + 2) + 32
-        pool = 1 + max(options.batches) * -(-longest // self.page) + self._pages(512)
-        stock = self._recipe("stock", pool)
-        # a budget that never binds: the whole path of planning runs in every step
-        off = self._recipe("memdecay", pool, policy="recency", default_budget_tokens=longest * 2)
-        on = self._recipe("memdecay", pool, default_budget_tokens=longest * 2)
-        with EngineUnderTest(stock) as theirs, EngineUnderTest(off) as ours:
+        with EngineUnderTest(self._stepping("stock")) as theirs, EngineUnderTest(self._stepping("off")) as ours:
             ratios = {}
             for batch in options.batches:
                 self.progress(f"decode steps, batch {batch}, measurement off")
@@ -141,24 +148,52 @@ class _Bench:
                 self.result.values[f"stock_step_seconds_batch_{batch}"] = round(seconds, 6)
         worst = max(ratios.values(), key=lambda ratio: ratio.low)
         self.result.set_ratio("step_ratio_vs_stock", worst, STEP_BOUND)
-        with EngineUnderTest(stock) as theirs, EngineUnderTest(stock) as same:
+        with EngineUnderTest(self._stepping("stock")) as theirs, EngineUnderTest(self._stepping("stock")) as same:
             self.progress("decode steps, stock against itself: what the machine's noise is")
             ratio, _ = self._step_pairs(same, theirs, min(options.batches))
             self.result.set_ratio(f"step_ratio_stock_vs_stock_batch_{min(options.batches)}", ratio)
-        with EngineUnderTest(stock) as theirs, EngineUnderTest(on) as ours:
-            for batch in options.batches:
-                self.progress(f"decode steps, batch {batch}, measuring in torch at the default stride")
-                ratio, _ = self._step_pairs(ours, theirs, batch)
-                self.result.set_ratio(f"step_ratio_default_stride_batch_{batch}", ratio)
+        for batch in options.batches:
+            ratio, _ = self.measuring_against_stock(batch)
+            self.result.set_ratio(f"step_ratio_default_stride_batch_{batch}", ratio)
+
+    def measuring_against_stock(self, batch: int) -> tuple[PairedRatio, float]:
+        """A decode step that measures at the default stride against stock vLLM's, and the latter's seconds."""
+        self.progress(f"decode steps, batch {batch}, measuring at the default stride")
+        with EngineUnderTest(self._stepping("stock")) as theirs, EngineUnderTest(self._stepping("on")) as ours:
+            return self._step_pairs(ours, theirs, batch)
+
+    def stock_step_seconds(self, batch: int) -> float:
+        """Median seconds of a decode step of stock vLLM."""
+        self.progress(f"decode steps of stock vLLM, batch {batch}, {self.options.context_tokens} tokens")
+        with EngineUnderTest(self._stepping("stock")) as engine:
+            self._start(engine, batch)
+            samples = [statistics.fmean(engine.decode(self.options.steps_per_sample)) for _ in range(5)]
+            engine.stop()
+        return statistics.median(samples)
+
+    def _stepping(self, kind: str) -> EngineRecipe:
+        """An engine for decode steps: "stock", or ours with measurement "off" or "on"."""
+        options = self.options
+        longest = options.context_tokens + options.steps_per_sample * (options.pairs + 2) + 32
+        pool = 1 + max(options.batches) * -(-longest // self.page) + self._pages(512)
+        if kind == "stock":
+            return self._recipe("stock", pool)
+        # a budget that never binds: the whole path of planning runs in every step
+        policy = "recency" if kind == "off" else "memdecay"
+        return self._recipe("memdecay", pool, policy=policy, default_budget_tokens=longest * 2)
+
+    def _start(self, engine: EngineUnderTest, batch: int, prompts: list[list[int]] | None = None) -> None:
+        options = self.options
+        prompts = prompts or [self._ids(options.context_tokens) for _ in range(batch)]
+        hints = [self._hints(options.context_tokens, f"step-{n}") for n in range(batch)]
+        engine.start(prompts, options.steps_per_sample * (options.pairs + 1) + 8, hints)
+        engine.decode(options.steps_per_sample)  # warm
 
     def _step_pairs(self, ours: EngineUnderTest, theirs: EngineUnderTest, batch: int) -> tuple[PairedRatio, float]:
         options = self.options
         prompts = [self._ids(options.context_tokens) for _ in range(batch)]
-        new_tokens = options.steps_per_sample * (options.pairs + 1) + 8
-        hints = [self._hints(options.context_tokens, f"step-{n}") for n in range(batch)]
         for engine in (ours, theirs):
-            engine.start(prompts, new_tokens, hints)
-            engine.decode(options.steps_per_sample)  # warm
+            self._start(engine, batch, prompts)
         samples: dict[int, list[float]] = {id(ours): [], id(theirs): []}
         for pair in range(options.pairs):
             for engine in (ours, theirs) if pair % 2 else (theirs, ours):
@@ -179,7 +214,7 @@ class _Bench:
         stock = self._recipe("stock", pool, chunk=chunk)
         for key, policy, bound in (
             ("turn_ratio_vs_stock_cached_prefix", "recency", TURN_BOUND),  # evicting, measurement off
-            ("turn_ratio_default_stride", "memdecay", None),  # evicting, measuring in torch
+            ("turn_ratio_default_stride", "memdecay", None),  # evicting, measuring
         ):
             self.progress(f"turns of a session, policy {policy}")
             ours = self._recipe("memdecay", pool, chunk=chunk, default_budget_tokens=retained, policy=policy)

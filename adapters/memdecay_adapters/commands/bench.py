@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +56,89 @@ def engine(
     _print(result.values, Console())
     if result.failed_bounds:
         console.print(f"[bold red]missed[/] {', '.join(result.failed_bounds)}")
+        raise typer.Exit(1)
+
+
+class KernelPart(StrEnum):
+    """A part of `memdecay bench kernels`."""
+
+    mass = "mass"
+    scores = "scores"
+    errors = "errors"
+    steps = "steps"
+
+
+@bench.command()
+def kernels(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face id or folder, for the decode steps.")] = None,
+    pairs: Annotated[
+        int, typer.Option(min=1, max=22, help="Interleaved pairs a ratio; below 15 no bound is claimed.")
+    ] = 21,
+    seed: Annotated[int, typer.Option(help="Seed of keys, queries and prompts.")] = 0,
+    part: Annotated[list[KernelPart] | None, typer.Option(help="Only these parts (repeat); default: all.")] = None,
+) -> None:
+    """Attention mass, scores and selection, on one thread, against vLLM's own attention over the same cache.
+
+    Ends with 1 when a bound is missed.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when the engines and torch start
+    from memdecay_adapters.bench.engine_bench import save
+    from memdecay_adapters.bench.kernel_bench import KernelBenchOptions, run_kernel_bench
+
+    console = Console(stderr=True)
+    parts = tuple(chosen.value for chosen in part) if part else KernelBenchOptions.parts
+    options = KernelBenchOptions(model=model, pairs=pairs, seed=seed, parts=parts)
+    with console.status("starting") as status:
+        result = run_kernel_bench(options, lambda line: status.update(line))
+    if json_file is not None:
+        save(result, json_file)
+    _print(result.values, Console())
+    if result.failed_bounds:
+        console.print(f"[bold red]missed[/] {', '.join(result.failed_bounds)}")
+        raise typer.Exit(1)
+
+
+@bench.command()
+def observation(
+    traces: Annotated[Path, typer.Option(help="A trace file, JSON Lines.", exists=True, dir_okay=False)],
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face id or folder.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Traces, the first that are long enough.")] = 12,
+) -> None:
+    """What is lost by measuring few layers, every few steps: page orders against all layers and every query."""
+    from memdecay_adapters.bench.observation_loss import ObservationOptions, run_observation_bench
+
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        values = run_observation_bench(ObservationOptions(traces, model, limit), lambda line: status.update(line))
+    if json_file is not None:
+        json_file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    table = Table(box=None, pad_edge=False)
+    for title in values["schedules"][0]:
+        table.add_column(title.replace("_", " "))
+    for row in values["schedules"]:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+
+
+@bench.command()
+def adapters(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; its tokenizer and template.")] = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs; below 15 no bound is claimed.")] = 21,
+) -> None:
+    """Prompts with a region for every token against the plain render and tokenisation; no engine is started.
+
+    Ends with 1 when a bound is missed.
+    """
+    from memdecay_adapters.bench.adapter_bench import run_adapter_bench, save
+
+    result = run_adapter_bench(model=model, pairs=pairs)
+    if json_file is not None:
+        save(result, json_file)
+    _print(result.values, Console())
+    if result.failed_bounds:
         raise typer.Exit(1)
 
 

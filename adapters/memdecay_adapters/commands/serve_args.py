@@ -22,12 +22,27 @@ def serve_args(
     """Print flags for vllm serve: eval "vllm serve MODEL $(memdecay serve-args --budget 4096)"."""
     from memdecay_adapters.engine.plain_vllm import command_line_flags, vllm_arguments
 
-    fields = _read(config) if config is not None else {}
+    arguments = vllm_arguments(read_config(config, budget, policy), dtype=dtype)
+    typer.echo(shlex.join(command_line_flags(arguments)))
+
+
+def read_config(path: Path | None, budget: int | None, policy: str | None) -> MemDecayConfig:
+    """The configuration of a file, with a command's options over it.
+
+    Args:
+        path: a file of JSON; None: the defaults.
+        budget: default budget in tokens; None: the file's.
+        policy: name of a policy; None: the file's.
+
+    Raises:
+        ConfigError: no JSON object, or fields that do not hold.
+    """
+    fields = _read(path) if path is not None else {}
     if budget is not None:
         fields["default_budget_tokens"] = budget
     if policy is not None:
         fields["policy"] = policy
-    typer.echo(shlex.join(command_line_flags(vllm_arguments(MemDecayConfig(**fields), dtype=dtype))))
+    return MemDecayConfig(**fields)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ events, metrics     what operators see: counters, log lines, Prometheus; agent_t
 determinism         what deterministic=True means
 manager, spec       vLLM's cache manager for full attention, whose requests may lose pages
 worker_processes    what tensor-parallel workers need to start
+core_methods        what a server's front end asks the core; session_listing is one of its answers
 connector           the two-way channel between scheduler and worker; step_messages are what it carries
 worker, worker_rows the worker: null evicted pages before the forward pass; worker_base is shared with gpu_worker
 platform_parts      CPU or CUDA; gpu_worker, worker_rows_v2 and flash_backend are not run on a GPU

@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from memdecay_adapters.engine.block_rows import held_pages
 from memdecay_adapters.engine.complete import REMEDY, check_complete
 from memdecay_adapters.engine.controller import EvictionController
+from memdecay_adapters.engine.core_methods import install_core_methods
 from memdecay_adapters.engine.integrity import check_rows_against_pool
 from memdecay_adapters.engine.manager import MemDecayManager
 from memdecay_adapters.engine.metrics import EventDeltas, ServedMetrics
@@ -83,6 +84,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         self.manager.controller = self.controller
         MemDecayManager.chunk_pages = self.controller.chunk_pages
         self.manager.pressure = PoolPressure(self.controller, self.manager)
+        install_core_methods()
 
     def on_new_request(self, request: Request) -> None:
         """Read a request's hints."""

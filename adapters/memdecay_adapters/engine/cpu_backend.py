@@ -24,7 +24,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from memdecay_adapters.engine.attention_rows import check_step_rows, rows_to_observe
 from memdecay_adapters.engine.cpu_key_layout import cpu_key_layout
 from memdecay_adapters.engine.observer import ObservedRows, StepObserver
-from memdecay_kernels import compact_block_table
+from memdecay_kernels import KeyLayout, compact_block_table
 
 PAGE_MULTIPLE_TOKENS = 16
 
@@ -89,14 +89,22 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
             and attn_metadata.observed_rows is not None
             and layer.layer_name in attn_metadata.observed_layers
         ):
-            pages, heads, page_size, both = kv_cache.shape
-            head_dim = both // 2
-            layout = cpu_key_layout(layer.isa, page_size, head_dim, kv_cache.dtype)
-            keys = kv_cache.view(pages, heads, page_size * both)[:, :, : page_size * head_dim]
-            attn_metadata.observed_rows.plan.add_layer(query, keys, layout, self.scale)
+            if self._keys is None or self._keys.data_ptr() != kv_cache.data_ptr():
+                self._keys, self._layout = self._packed_keys(layer, kv_cache)
+            attn_metadata.observed_rows.plan.add_layer(query, self._keys, self._layout, self.scale)
             if (norms := attn_metadata.observed_rows.norms) is not None:
-                norms.add_layer(layout.unpack(keys.index_select(0, norms.pages)))
+                norms.add_layer(self._layout.unpack(self._keys.index_select(0, norms.pages)))
         return result
+
+    _keys: torch.Tensor | None = None
+    """The layer's keys: ``[num_pages, num_kv_heads, page_size * head_dim]``, a view of its cache, which never moves."""
+    _layout: KeyLayout | None = None
+
+    def _packed_keys(self, layer: AttentionLayer, kv_cache: torch.Tensor) -> tuple[torch.Tensor, KeyLayout]:
+        pages, heads, page_size, both = kv_cache.shape
+        size = page_size * both // 2
+        layout = cpu_key_layout(layer.isa, page_size, both // 2, kv_cache.dtype)
+        return kv_cache.view(pages, heads, 2 * size)[:, :, :size], layout
 
 
 class MemDecayCPUBackend(CPUAttentionBackend):

@@ -8,7 +8,8 @@ import torch
 from vllm import _custom_ops as ops
 
 from memdecay_agents.errors import UnsupportedError
-from memdecay_kernels import KeyLayout, recover_key_layout
+from memdecay_kernels import KeyLayout, attention_mass, implementation_name, recover_key_layout
+from memdecay_kernels.reference.mass import attention_mass as mass_definition
 
 
 @functools.lru_cache(maxsize=16)
@@ -50,3 +51,35 @@ def cpu_key_layout(isa: str, page_size_tokens: int, head_dim: int, dtype: torch.
             rule=str(error),
             remedy="This vLLM stores keys in a way that is not known here: use the supported version.",
         ) from error
+
+
+def probe_keys(isa: str, page_size_tokens: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Try at start-up what every measurement relies on: vLLM's keys can be read, and are read right.
+
+    Keys written by vLLM's own op are measured by the implementation in use and by the definition.
+
+    Args:
+        isa: vLLM's name of the attention kernel's instruction set.
+        page_size_tokens: tokens in a page.
+        head_dim: elements of one key.
+        dtype: the cache's dtype.
+
+    Raises:
+        UnsupportedError: the layout is unknown, or the two disagree.
+    """
+    layout = cpu_key_layout(isa, page_size_tokens, head_dim, dtype)
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randn(2, 1, page_size_tokens, head_dim, generator=generator).to(dtype)
+    query = torch.randn(2, 2, head_dim, generator=generator).to(dtype)
+    table, length = torch.tensor([[1, 0]], dtype=torch.int32), torch.tensor([2 * page_size_tokens - 1]).int()
+    mass = attention_mass(query, layout.pack(keys), layout, table, length, head_dim**-0.5)
+    expected, windows = torch.zeros_like(mass), torch.tensor([2], dtype=torch.int32)
+    mass_definition(
+        query, layout.pack(keys), layout, table, length, windows, windows, head_dim**-0.5, "mean", expected, False
+    )
+    if not torch.allclose(mass, expected, rtol=1e-3, atol=1e-6):
+        raise UnsupportedError(
+            where=f"attention mass ({implementation_name()}, {isa}, {dtype})",
+            rule="it is not what the definition gives on this processor",
+            remedy="Set MEMDECAY_KERNELS=reference, and please report it with `memdecay doctor`.",
+        )

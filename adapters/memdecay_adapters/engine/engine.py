@@ -163,6 +163,8 @@ class MemDecayEngine:
         """Longest sequence in tokens."""
         self.chunk_tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
         """Most tokens of one engine step: the size of a prefill chunk."""
+        self.reasoning_parser = str(vllm_config.structured_outputs_config.reasoning_parser or "")
+        """vLLM's reasoning parser, if it was started with one: its grammars then wait until the reasoning has ended."""
         self._pool_shape = PoolShape(
             total_pages=self._internals.pool_stats().total_pages,
             chunk_pages=-(-self.chunk_tokens // config.page_size_tokens),

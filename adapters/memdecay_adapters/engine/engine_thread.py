@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from memdecay_adapters.engine.refusals import own_refusal
 from memdecay_adapters.engine.results import GenerationChunk, GenerationResult, RetentionSummary
 from memdecay_adapters.engine.stream import RequestStream
 from memdecay_agents.errors import EngineError
@@ -108,7 +109,7 @@ class EngineThread:
                     check()
                 internal_id = self.engine.add_request(stream.request_id, prompt, sampling)
             except Exception as error:
-                stream.fail(error)
+                stream.fail(own_refusal(error))
                 return
             self._running[stream.request_id] = _Running(
                 stream, internal_id, len(prompt["prompt_token_ids"]), started=time.perf_counter()

@@ -92,6 +92,7 @@ class StepObserver:
         for rows in self._rows:
             if not rows.plan.layers:
                 continue
+            rows.plan.finish()
             mass = (rows.plan.mass / rows.plan.layers).cpu()
             for row, (request_id, index) in enumerate(zip(rows.request_ids, rows.token_index, strict=True)):
                 norms = None if rows.norms is None else rows.norms.of_row(row, index.numel())

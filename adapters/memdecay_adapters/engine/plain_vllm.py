@@ -54,9 +54,13 @@ def vllm_arguments(
 
 
 def command_line_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """The same arguments as flags of ``vllm serve``: two strings each, mappings as JSON."""
+    """The same arguments as flags of ``vllm serve``: mappings as JSON, truth values as ``--name`` or ``--no-name``."""
     flags = []
     for name, value in arguments.items():
-        text = json.dumps(value, separators=(",", ":")) if isinstance(value, Mapping) else str(value)
-        flags += [f"--{name.replace('_', '-')}", text]
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            text = json.dumps(value, separators=(",", ":")) if isinstance(value, Mapping) else str(value)
+            flags += [f"--{flag}", text]
     return flags

@@ -168,6 +168,10 @@ class SessionStore:
         surplus = max(0, len(self._idle) - self.max_sessions)
         return [self.take(other) for other in list(self)[:surplus]]
 
+    def idle_seconds(self, session: RetainedSession) -> float:
+        """How long a session has been idle."""
+        return self._clock() - session.idle_since_seconds
+
     def expired(self) -> list[RetainedSession]:
         """Remove and return the sessions that were idle for too long."""
         if self.idle_limit_seconds is None:

@@ -73,6 +73,8 @@ class SessionTurns(RequestAdmission):
         """Read a request's hints; never raises on what they say."""
         try:
             hints = self._hints_of(request)
+            if hints is not None and not hints.spans:  # a client without our templates names a session or a budget
+                hints = hints.model_copy(update={"spans": (Span(hints.base, request.num_prompt_tokens, "user"),)})
             if hints is not None:
                 hints.check(request.num_prompt_tokens, self.config)
             if hints is not None and hints.base:
@@ -326,3 +328,8 @@ class SessionTurns(RequestAdmission):
     def take_summary(self, request_id: str) -> RetentionSummary | None:
         """The retention summary of an ended request, once; also of one that was aborted or met a stop string."""
         return self._summaries.pop(request_id, None)
+
+    def take_summary_of(self, is_meant: Callable[[str], bool]) -> RetentionSummary | None:
+        """The same for the newest request whose id is meant."""
+        found = next((request_id for request_id in reversed(self._summaries) if is_meant(request_id)), None)
+        return None if found is None else self.take_summary(found)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from memdecay_adapters.engine.results import GenerationChunk, GenerationResult
+from memdecay_agents.errors import TimeLimitError
 
 
 class RequestStream:
@@ -26,6 +28,8 @@ class RequestStream:
         self._result: GenerationResult | None = None
         self._error: BaseException | None = None
         self._wakers: list[Callable[[], None]] = []
+        self._limit_seconds: float | None = None
+        self._deadline: float | None = None
 
     # ---- the engine thread's end
 
@@ -71,26 +75,44 @@ class RequestStream:
         if not self.done:
             self._abort(self.request_id)
 
+    def limit(self, seconds: float | None) -> None:
+        """Give the request so many seconds from now; None: as long as it takes.
+
+        Whoever waits for it after that gets a `TimeLimitError`, and the request is aborted.
+        """
+        self._limit_seconds = seconds
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
     def result(self, timeout_seconds: float | None = None) -> GenerationResult:
         """Wait for the end.
 
         Raises:
             TimeoutError: it has not come within ``timeout_seconds``; the request goes on.
+            TimeLimitError: the request's own limit has passed.
             MemDecayError: the engine closed or failed.
         """
         with self._condition:
-            if not self._condition.wait_for(lambda: self._result or self._error, timeout_seconds):
-                raise TimeoutError(f"request {self.request_id} has not ended within {timeout_seconds} s")
+            remaining = self._remaining()
+            shortest = min((s for s in (timeout_seconds, remaining) if s is not None), default=None)
+            ended = self._condition.wait_for(lambda: self._result or self._error, shortest)
+        if ended:
             return self._ended()
+        if shortest == remaining:
+            self._expire()
+        raise TimeoutError(f"request {self.request_id} has not ended within {timeout_seconds} s")
 
     def __iter__(self) -> Iterator[GenerationChunk]:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._chunks or self._result or self._error)
-                if not self._chunks:
-                    self._ended()
-                    return
-                chunk = self._chunks.popleft()
+                ready = self._condition.wait_for(
+                    lambda: bool(self._chunks or self._result or self._error), self._remaining()
+                )
+                chunk = self._chunks.popleft() if self._chunks else None
+            if not ready:
+                self._expire()
+            if chunk is None:
+                self._ended()
+                return
             yield chunk
 
     async def aresult(self) -> GenerationResult:
@@ -128,7 +150,21 @@ class RequestStream:
             if ready():
                 return
             self._wakers.append(wake)
-        await changed.wait()
+        try:
+            await asyncio.wait_for(changed.wait(), self._remaining())
+        except TimeoutError:
+            self._expire()
+
+    def _remaining(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _expire(self) -> None:
+        self.abort()
+        raise TimeLimitError(
+            where=f"request {self.request_id}",
+            rule=f"it has not ended within its {self._limit_seconds} seconds, and was aborted",
+            remedy="Raise the timeout, lower max_tokens, or ask for less at once.",
+        )
 
     def _ended(self) -> GenerationResult:
         if self._error is not None:

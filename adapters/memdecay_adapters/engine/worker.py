@@ -9,6 +9,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from memdecay_adapters.engine.cpu_backend import MemDecayCPUMetadataBuilder, register_cpu_backend
+from memdecay_adapters.engine.cpu_key_layout import probe_keys
 from memdecay_adapters.engine.cpu_seeds import check_runner_generators, generators_of_sampled_rows
 from memdecay_adapters.engine.support import check_supported
 from memdecay_adapters.engine.worker_base import MemDecayWorkerMixin, RunnerRows
@@ -45,6 +46,11 @@ class MemDecayCPUWorker(MemDecayWorkerMixin, CPUWorker):
 
     def _rows_of(self, model_runner: Any) -> RunnerRows:
         return V1Rows(model_runner)
+
+    def _bind_builder(self, attention: Any, page_size: int) -> None:
+        super()._bind_builder(attention, page_size)
+        builder = attention.get_metadata_builder(0)
+        probe_keys(builder.isa, page_size, builder.head_dim, builder.dtype)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """See the base class; seeded requests keep their generators for the tokens that count."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from langchain_core.runnables.config import var_child_runnable_config
 
-from memdecay_adapters.langgraph.identity import identify, node_watch
+from memdecay_adapters.langgraph.identity import identify
 from memdecay_adapters.langgraph.metadata import (
     NodeSettings,
     check_regions,
@@ -21,6 +21,7 @@ from memdecay_adapters.langgraph.metadata import (
     parse_settings,
     settings_from_metadata,
 )
+from memdecay_adapters.langgraph.running import warn_if_lost
 from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.sessions import SessionId
@@ -88,7 +89,7 @@ def resolve_call(
     identity = identify(metadata, settings.agent)
     if call.get("thread_id") is not None:
         identity = identity._replace(thread_id=str(call["thread_id"]))
-    node_watch.note(identity)
+    warn_if_lost(identity)
     check_regions(settings, config.region_names, f"agent {identity.agent!r}")
 
     summarizing = metadata.get("lc_source") == "summarization"

@@ -10,13 +10,18 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import BaseMessage
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, InstanceOf, SecretStr, field_validator, model_validator
 
 from memdecay_adapters.langchain.call_settings import ModelDefaults
 from memdecay_adapters.langchain.model_info import check_fields, model_profile
+from memdecay_adapters.langchain.parser_choice import AUTO
 from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
+from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
+from memdecay_adapters.langchain.run_metadata import metadata_of
 from memdecay_adapters.langchain.tool_choice import ToolLike, openai_tools
 from memdecay_adapters.langchain.usage import PROVIDER
+from memdecay_adapters.langgraph.identity import agent_path
+from memdecay_adapters.langgraph.metadata import settings_from_metadata
 from memdecay_agents.agent_budgets import AgentBudget, as_budget
 from memdecay_agents.config import MemDecayConfig
 
@@ -83,9 +88,26 @@ class ChatMemDecayFields(BaseChatModel):
     """Alternatives per token, beside ``logprobs=True`` (OpenAI's name)."""
     chat_template: str | None = None
     """Template in place of the tokenizer's."""
-    tag_errors: TagErrors = "raise"
-    """A tag that cannot be used (an unknown region, one that no longer matches its text) ends the call with a
-    TagError ("raise"), or is ignored with one warning, and the region is inferred ("infer")."""
+    region_rules: InstanceOf[RegionRules] = DEFAULT_RULES
+    """What region inference is told: rules for parts of texts, regions of tools, what a newer message replaces."""
+    tag_errors: TagErrors = "infer"
+    """A tag that cannot be used (an unknown region, one that no longer matches its text) is ignored with one warning,
+    and the region is inferred ("infer": a run goes on), or it ends the call with a TagError ("raise")."""
+    tool_parser: str = AUTO
+    """Who reads tool calls: "native" (``<tool_call>`` JSON), the name of one of vLLM's tool parsers ("llama3_json",
+    "mistral", ...), or "auto": by what the chat template writes for a call."""
+    reasoning_parser: str | None = AUTO
+    """Who reads reasoning, into ``additional_kwargs["reasoning_content"]``: "native" (a leading ``<think>`` block), one
+    of vLLM's reasoning parsers, or "auto": by the chat template. None: it stays in the text."""
+    timeout: float | None = Field(default=None, alias="request_timeout", strict=True)
+    """Most seconds that a call may take, waiting for its turn included; then it is aborted with a TimeLimitError."""
+    max_retries: int | None = Field(default=None, ge=0)
+    """Accepted for code that sets it on every model. The engine is in this process: what fails would fail again, and
+    nothing is retried."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Accepted for the same code; no key is needed here, and none is used."""
+    streaming: bool | None = None
+    """True: ``invoke`` generates through the stream too, so that callbacks see each piece; False: nothing streams."""
 
     model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True, extra="forbid")
 
@@ -193,9 +215,18 @@ class ChatMemDecayFields(BaseChatModel):
             "rewind": self.rewind,
             "pin": list(self.pin),
             "default_output_region": self.default_output_region,
+            "region_rules": repr(self.region_rules),
             "config": (config or MemDecayConfig()).model_dump(mode="json"),
             "chat_template": self.chat_template,
+            "tool_parser": self.tool_parser,
+            "reasoning_parser": self.reasoning_parser,
         }
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """Key of LangChain's cache: an answer also belongs to the agent and the node settings it was given under."""
+        metadata = metadata_of(None)
+        node = (agent_path(metadata), settings_from_metadata(metadata))
+        return f"{super()._get_llm_string(stop=stop, **kwargs)}---{node!r}"
 
     def _sampling_defaults(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SAMPLING_FIELDS}
@@ -204,6 +235,12 @@ class ChatMemDecayFields(BaseChatModel):
         return ModelDefaults(
             self.tenant, self.default_budget, self.budgets, self.pin, self.default_output_region, self.rewind
         )
+
+    def _unnamed_model_max_tokens(self) -> int | None:
+        """Longest sequence of the model that is meant where none is named."""
+        from memdecay_adapters.models import DEFAULT_MODEL_MAX_TOKENS
+
+        return DEFAULT_MODEL_MAX_TOKENS
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         return model_profile(self)

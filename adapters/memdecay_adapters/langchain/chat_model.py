@@ -62,7 +62,8 @@ class ChatMemDecay(ChatMemDecayFields):
         request = self._request(self.get_engine(), messages, stop, metadata_of(run_manager), kwargs)
         stream = request.submit()
         try:
-            return chat_result(request, stream.result(), self.model_name)
+            result = stream.result()
+            return chat_result(request, stream, result, self.model_name)  # its chunks wait in the stream
         finally:
             stream.abort()  # interrupted while waiting; else it has ended and this does nothing
 
@@ -74,7 +75,9 @@ class ChatMemDecay(ChatMemDecayFields):
         **kwargs: Any,
     ) -> ChatResult:
         request = self._request(await self.aget_engine(), messages, stop, metadata_of(run_manager), kwargs)
-        return chat_result(request, await request.submit().aresult(), self.model_name)
+        stream = request.submit()
+        result = await stream.aresult()
+        return chat_result(request, stream, result, self.model_name)
 
     def _stream(
         self,
@@ -87,7 +90,7 @@ class ChatMemDecay(ChatMemDecayFields):
         stream, writer = request.submit(), ChunkWriter(request, self.model_name)
         try:
             for chunk in stream:
-                yield from writer.feed(chunk.text)
+                yield from writer.feed(chunk)
             yield from writer.finish(stream.result())
         finally:
             stream.abort()
@@ -103,7 +106,7 @@ class ChatMemDecay(ChatMemDecayFields):
         stream, writer = request.submit(), ChunkWriter(request, self.model_name)
         try:
             async for chunk in stream:
-                for piece in writer.feed(chunk.text):
+                for piece in writer.feed(chunk):
                     yield piece
             for piece in writer.finish(await stream.aresult()):
                 yield piece
@@ -128,7 +131,11 @@ class ChatMemDecay(ChatMemDecayFields):
             sampling_defaults=self._sampling_defaults(),
             defaults=self._model_defaults(),
             chat_template=self.chat_template,
+            rules=self.region_rules,
             tag_errors=self.tag_errors,
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
+            time_limit_seconds=self.timeout,
         )
 
     # langchain-core calls _stream without a run manager: its metadata goes the other way round.

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import BaseMessage
 
+from memdecay_adapters.langchain.answer_format import AnswerFormat, chosen_format
+from memdecay_adapters.langchain.answer_reader import AnswerReader
 from memdecay_adapters.langchain.call_settings import CALL_KEYS, CallSettings, ModelDefaults, resolve_call
-from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
+from memdecay_adapters.langchain.parser_choice import AUTO
+from memdecay_adapters.langchain.prompt import TagErrors, build_prompt, chat_template_of
+from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
 from memdecay_adapters.langchain.sampling import ALIASES, SAMPLING_KEYS, sampling_fields, to_sampling_params
-from memdecay_adapters.langchain.structured_output import response_schema
+from memdecay_adapters.langchain.time_limit import check_time_limit
 from memdecay_adapters.langchain.tool_choice import check_tool_choice, tool_schemas
-from memdecay_adapters.langchain.tool_grammar import answer_grammar
 from memdecay_agents.agent_budgets import FixedBudget
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.hints import RequestHints
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
     from memdecay_adapters.engine import MemDecayEngine, RequestStream
 
 TOOL_KEYS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "response_format"})
-PASSED_KEYS = frozenset({"model", "stream", "stream_usage", "stream_options", "strict", "chat_template"})
+PARSER_KEYS = frozenset({"tool_parser", "reasoning_parser"})
+PASSED_KEYS = frozenset(
+    {"model", "stream", "stream_usage", "stream_options", "strict", "chat_template", "timeout", "max_retries"}
+)
 """Keywords that other code passes; those that are not read elsewhere say nothing."""
 
 
@@ -42,13 +48,21 @@ class ChatRequest:
     hints: RequestHints
     sampling: SamplingParams
     settings: CallSettings
-    reads_calls: bool
-    """Whether tool calls may be in the answer."""
+    format: AnswerFormat
+    """How the answer is constrained and read."""
     with_logprobs: bool
+    time_limit_seconds: float | None
+    """Most time that the request may take."""
 
     def submit(self) -> RequestStream:
         """Start it; see `MemDecayEngine.submit`."""
-        return self.engine.submit(self.prompt_token_ids, sampling=self.sampling, hints=self.hints)
+        stream = self.engine.submit(self.prompt_token_ids, sampling=self.sampling, hints=self.hints)
+        stream.limit(self.time_limit_seconds)
+        return stream
+
+    def reader(self) -> AnswerReader:
+        """A reader of the answer."""
+        return self.format.reader(self.prompt_token_ids)
 
 
 def build_request(
@@ -61,7 +75,11 @@ def build_request(
     sampling_defaults: Mapping[str, Any],
     defaults: ModelDefaults,
     chat_template: str | None = None,
-    tag_errors: TagErrors = "raise",
+    rules: RegionRules = DEFAULT_RULES,
+    tag_errors: TagErrors = "infer",
+    tool_parser: str = AUTO,
+    reasoning_parser: str | None = AUTO,
+    time_limit_seconds: float | None = None,
 ) -> ChatRequest:
     """Build the request for one call.
 
@@ -74,7 +92,11 @@ def build_request(
         sampling_defaults: the model's sampling fields.
         defaults: the model's budgets, pins and output region.
         chat_template: template in place of the tokenizer's.
+        rules: what region inference is told.
         tag_errors: see `build_prompt`.
+        tool_parser: see `choose_parsers`; a keyword of the call wins.
+        reasoning_parser: the same.
+        time_limit_seconds: most time that the request may take; a keyword ``timeout`` of the call wins.
 
     Raises:
         TagError: with ``tag_errors="raise"``, a tag that cannot be used.
@@ -85,13 +107,13 @@ def build_request(
     _check_keywords(call)
     settings = resolve_call(metadata, _among(call, CALL_KEYS), defaults, engine.config)
     tools = list(call.get("tools") or [])
-    schemas = tool_schemas(tools)
     choice = check_tool_choice(
         call.get("tool_choice"),
-        [tool.name for tool in schemas],
+        [tool.name for tool in tool_schemas(tools)],
         parallel=call.get("parallel_tool_calls"),
     )
-    grammar = answer_grammar(schemas, choice, response_schema(call.get("response_format")))
+    source = call.get("chat_template") or chat_template
+    template = chat_template_of(engine.tokenizer, source, tools or None)
     # what is forced to be a call will be read as a call in the next turn's prompt
     region = "tool_in" if choice.mode == "required" else settings.output_region
     prompt = build_prompt(
@@ -99,16 +121,31 @@ def build_request(
         engine.tokenizer,
         tools=tools or None,
         config=engine.config,
-        chat_template=call.get("chat_template") or chat_template,
+        chat_template=source,
         default_output_region=region,
+        rules=rules,
         tag_errors=tag_errors,
     )
+    format = chosen_format(
+        template,
+        engine.tokenizer,
+        tool_parser=call.get("tool_parser", tool_parser),
+        reasoning_parser=call.get("reasoning_parser", reasoning_parser),
+        tools=tools,
+        choice=choice,
+        response_format=call.get("response_format"),
+        prompt_text=prompt.text,
+        thinks="</think>" in template.source and not getattr(engine, "reasoning_parser", ""),
+    )
     fields = sampling_fields(sampling_defaults, stop, _among(call, SAMPLING_KEYS | ALIASES.keys()))
+    if not format.skip_special_tokens:
+        fields["skip_special_tokens"] = False
     sampling = to_sampling_params(
         fields,
         prompt_tokens=len(prompt.token_ids),
         max_model_len=engine.max_model_len,
-        grammar=grammar,
+        grammar=format.grammar,
+        make=getattr(engine, "make_sampling", None),
     )
     hints = RequestHints(
         tenant=settings.tenant,
@@ -128,8 +165,9 @@ def build_request(
         hints=hints,
         sampling=sampling,
         settings=settings,
-        reads_calls=choice.mode != "none",
+        format=format,
         with_logprobs=sampling.logprobs is not None,
+        time_limit_seconds=check_time_limit(call.get("timeout", time_limit_seconds)),
     )
 
 
@@ -150,7 +188,7 @@ def _among(call: Mapping[str, Any], keys: frozenset[str] | set[str]) -> dict[str
 
 
 def _check_keywords(call: Mapping[str, Any]) -> None:
-    known = SAMPLING_KEYS | ALIASES.keys() | CALL_KEYS | TOOL_KEYS | PASSED_KEYS
+    known = SAMPLING_KEYS | ALIASES.keys() | CALL_KEYS | TOOL_KEYS | PARSER_KEYS | PASSED_KEYS
     for key in call:
         if key not in known:
             raise ConfigError(

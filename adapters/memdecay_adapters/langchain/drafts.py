@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from memdecay_adapters.langchain.regions import Label, Part
 from memdecay_adapters.langchain.tool_text import tools_text
 
 SYSTEM = Label("system")
+
+
+class DraftCall(NamedTuple):
+    """A tool call on its way into a template."""
+
+    id: str
+    name: str
+    arguments: Any
+    label: Label
 
 
 @dataclass(slots=True)
@@ -20,9 +29,13 @@ class Draft:
     default: Label
     text: list[Part]
     reasoning: list[Part] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    calls_label: Label = SYSTEM
+    calls: list[DraftCall] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def says_something(self) -> bool:
+        """Whether it has text, reasoning or calls."""
+        return bool(self.calls or self.reasoning) or any(part.text.strip() for part in self.text)
 
 
 def announce_tools(drafts: list[Draft], tools: Sequence[dict[str, Any]], default_system: str) -> None:
@@ -67,5 +80,5 @@ def alternating(drafts: Sequence[Draft]) -> list[Draft]:
             last.text.append(Part("\n\n", draft.default))
         last.text += draft.text
         last.reasoning = [*last.reasoning, *draft.reasoning]
-        last.calls, last.calls_label = draft.calls, draft.calls_label
+        last.calls = draft.calls
     return result

@@ -8,6 +8,7 @@ A template that lacks something gets it in another form (``Features`` says what 
     no system role                the system text opens the next user message
     strict alternation            neighbours of one role become one message
     one call a message            several calls become several assistant messages
+    no empty answers              an assistant message that says nothing is left out
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from memdecay_adapters.langchain.drafts import SYSTEM, Draft, alternating, announce_tools, without_system
-from memdecay_adapters.langchain.regions import DEFAULT_RULES, Label, MessageParts, Part, RegionRules, infer_parts
+from memdecay_adapters.langchain.drafts import SYSTEM, Draft, DraftCall, alternating, announce_tools, without_system
+from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
+from memdecay_adapters.langchain.regions import Label, MessageParts, Part, infer_parts
 from memdecay_adapters.langchain.tags import TagErrorHandler, warn_tag_error
 from memdecay_adapters.langchain.templates.environment import EntryDict
 from memdecay_adapters.langchain.templates.features import Features, as_blocks
 from memdecay_adapters.langchain.templates.origin import PREAMBLE, Origin
 from memdecay_adapters.langchain.templates.taint import concat, plain, tainted
 from memdecay_adapters.langchain.tool_text import broken_call_text, call_text, response_text
+from memdecay_adapters.langchain.units import settle_units
 from memdecay_agents.errors import UnsupportedError
 
 
@@ -75,9 +78,9 @@ def convert_messages(
     Raises:
         UnsupportedError: a content block that is no text, or a kind of message that is no conversation.
     """
+    inferred = [infer_parts(message, known, rules=rules, on_tag_error=on_tag_error) for message in messages]
     drafts: list[Draft] = []
-    for message in messages:
-        parts = infer_parts(message, known, rules=rules, on_tag_error=on_tag_error)
+    for message, parts in zip(messages, settle_units(messages, inferred, rules), strict=True):
         drafts.extend(_drafts(message, parts, features))
     if tools and not features.tools:
         announce_tools(drafts, tools, features.default_system)
@@ -107,19 +110,21 @@ def _drafts(message: BaseMessage, parts: MessageParts, features: Features) -> li
     elif parts.reasoning:
         label = parts.reasoning[0].label
         draft.text[:0] = [Part("<think>\n", label), *parts.reasoning, Part("\n</think>\n\n", label)]
-    draft.calls_label = parts.calls
     for broken in message.invalid_tool_calls:
-        _append_block(draft, Part(broken_call_text(broken.get("args") or ""), parts.calls))
+        _append_block(draft, Part(broken_call_text(broken.get("args") or ""), parts.broken_calls))
     if not features.tool_calls:
-        for call in message.tool_calls:
-            _append_block(draft, Part(call_text(call["name"], call["args"]), parts.calls))
-        return [draft]
-    calls = [{"id": _call_id(c["id"], features), "name": c["name"], "args": c["args"]} for c in message.tool_calls]
+        for call, label in zip(message.tool_calls, parts.calls, strict=True):
+            _append_block(draft, Part(call_text(call["name"], call["args"]), label))
+        return [draft] if features.empty_replies or draft.says_something else []
+    calls = [
+        DraftCall(_call_id(call["id"], features), call["name"], call["args"], label)
+        for call, label in zip(message.tool_calls, parts.calls, strict=True)
+    ]
     if len(calls) > 1 and not features.parallel_calls:
         draft.calls = calls[:1]
         return [draft, *(replace(draft, text=[], reasoning=[], calls=[call]) for call in calls[1:])]
     draft.calls = calls
-    return [draft]
+    return [draft] if features.empty_replies or draft.says_something else []
 
 
 def _tool_result(message: ToolMessage | FunctionMessage, draft: Draft, features: Features) -> Draft:
@@ -173,18 +178,17 @@ def _entry(draft: Draft, number: int, features: Features) -> EntryDict:
     if draft.reasoning and features.reasoning_key is not None:
         entry[features.reasoning_key] = _join_parts(draft.reasoning, number)
     if draft.calls:
-        entry["tool_calls"] = [_call_entry(call, Origin(number, draft.calls_label), features) for call in draft.calls]
+        entry["tool_calls"] = [_call_entry(call, number, features) for call in draft.calls]
     for key, value in draft.extra.items():
         entry[key] = tainted(value, Origin(number, draft.default))
     return entry
 
 
-def _call_entry(call: dict[str, Any], origin: Origin, features: Features) -> dict[str, Any]:
-    arguments = call["args"]
-    if features.json_arguments:
-        arguments = json_arguments(arguments)
-    function = {"name": tainted(call["name"], origin), "arguments": _taint(arguments, origin)}
-    return {"id": tainted(call["id"], origin), "type": "function", "function": function}
+def _call_entry(call: DraftCall, number: int, features: Features) -> dict[str, Any]:
+    origin = Origin(number, call.label)
+    arguments = json_arguments(call.arguments) if features.json_arguments else call.arguments
+    function = {"name": tainted(call.name, origin), "arguments": _taint(arguments, origin)}
+    return {"id": tainted(call.id, origin), "type": "function", "function": function}
 
 
 def json_arguments(arguments: Any) -> str:

@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 from langchain_core.messages import BaseMessage
 
+from memdecay_adapters.langchain.kept_ids import find_kept
 from memdecay_adapters.langchain.messages import Conversation, convert_messages
-from memdecay_adapters.langchain.regions import DEFAULT_RULES, Label, RegionRules
+from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
+from memdecay_adapters.langchain.regions import Label
 from memdecay_adapters.langchain.tags import raise_tag_error, validate_tags, warn_tag_error
-from memdecay_adapters.langchain.templates.render import ChatTemplate, render_regions
+from memdecay_adapters.langchain.templates.render import ChatTemplate, note_fallback, render_regions
 from memdecay_adapters.langchain.tokens import tokenise
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import UnsupportedError
@@ -25,7 +27,7 @@ class TaggedPrompt:
     """A prompt and the region of every token of it."""
 
     token_ids: list[int]
-    """Ids as ``tokenizer.apply_chat_template(...)`` gives them."""
+    """Ids as ``tokenizer.apply_chat_template(...)`` gives them, but for answers that carry ids of their own."""
     spans: list[Span]
     """Spans that partition [0, len(token_ids))."""
     text: str
@@ -90,8 +92,17 @@ def build_prompt(
         add_generation_prompt=add_generation_prompt,
         generation=Label(default_output_region),
     )
-    tokenised = tokenise(tokenizer, rendered.text, rendered.stretches, config)
-    reason = rendered.fallback_reason or (None if tokenised.exact else "the tokenizer gives no offsets")
+    opening = "" if rendered.generation_start is None else rendered.text[rendered.generation_start :]
+    kept = find_kept(messages, tokenizer, rendered.text, opening)
+    tokenised = tokenise(tokenizer, rendered.text, rendered.stretches, config, kept)
+    reason = rendered.fallback_reason
+    if reason is None and not tokenised.exact:
+        reason = "the tokenizer gives no character offsets"
+        note_fallback(
+            template.name,
+            f"{reason} (it is no fast one). Token ids are exact, but the borders between regions are found by "
+            "searching the text for each token and may be off by a few tokens.",
+        )
     region_tokens: dict[str, int] = {}
     for span in tokenised.spans:
         region_tokens[span.region] = region_tokens.get(span.region, 0) + span.end - span.start

@@ -8,14 +8,16 @@
     9  AIMessage: arguments of tool calls -> tool_in, reasoning and <think> -> scratchpad,
        other text -> scratchpad (a wrapped node's ``output_region`` arrives as a tag, rule 2)
 
+A ToolMessage of status "error" is tool_out, whatever its tool (4, 5), unless a tag or ``tool_regions`` names it.
 In an AIMessage a tag of the message stands for its text only: calls and reasoning keep their own regions.
+What one message says about another (a newer plan, a call and its result) is settled in ``units``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -31,6 +33,7 @@ from langchain_core.messages import (
 )
 
 from memdecay_adapters.langchain.blocks import TEXT, split_blocks
+from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
 from memdecay_adapters.langchain.tags import (
     Tag,
     TagErrorHandler,
@@ -39,7 +42,6 @@ from memdecay_adapters.langchain.tags import (
     read_tags,
     warn_tag_error,
 )
-from memdecay_agents.errors import RegionError
 from memdecay_agents.spans import SpanFlag
 
 
@@ -48,6 +50,10 @@ class Label(NamedTuple):
 
     region: str
     flags: SpanFlag = SpanFlag.NONE
+
+    def with_flags(self, flags: SpanFlag) -> Label:
+        """The same region with flags added."""
+        return self if flags in self.flags else Label(self.region, self.flags | flags)
 
 
 class Part(NamedTuple):
@@ -58,47 +64,6 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
-    """Rule for part of a text: what lies between two markers, markers included, is of a region."""
-
-    opening: str
-    closing: str
-    region: str
-
-
-@dataclass(frozen=True, slots=True)
-class RegionRules:
-    """What inference may be told; the defaults are the table above."""
-
-    summarization_region: str = "scratchpad"
-    """Region of messages that a summarization middleware wrote."""
-    plan_tools: Collection[str] = ("write_todos",)
-    """Tools whose results are the plan."""
-    tool_regions: Mapping[str, str] = field(default_factory=dict)
-    """Region of the results of a tool, by its name; beats the inference from artifacts."""
-    between: Sequence[Between] = ()
-    """Rules for parts of texts; they apply where no tag says otherwise."""
-
-    def check(self, known: Collection[str]) -> None:
-        """Check that every region named here is known.
-
-        Raises:
-            RegionError: it is not.
-        """
-        named = [self.summarization_region, *self.tool_regions.values(), *(rule.region for rule in self.between)]
-        for region in named:
-            if region not in known:
-                raise RegionError(
-                    where="RegionRules",
-                    rule=f"unknown region {region!r}; known are {', '.join(known)}",
-                    remedy="Use a known region, or add it in MemDecayConfig(regions=...).",
-                )
-
-
-DEFAULT_RULES = RegionRules()
-
-
-@dataclass(frozen=True, slots=True)
 class MessageParts:
     """A message cut into parts with labels."""
 
@@ -106,10 +71,14 @@ class MessageParts:
     """Its text blocks, cut at region borders; joined they are ``message_text``."""
     reasoning: tuple[Part, ...]
     """Its reasoning blocks, and ``additional_kwargs["reasoning_content"]``."""
-    calls: Label
-    """Label of its tool calls."""
+    calls: tuple[Label, ...]
+    """Label of each of its ``tool_calls``, in their order."""
+    broken_calls: Label
+    """Label of its ``invalid_tool_calls``."""
     default: Label
     """Label of what a template writes around the message: its header and footer."""
+    supersedes: tuple[str, ...] = ()
+    """Ids of messages and tool calls that its tags say it replaces."""
 
 
 def infer_parts(
@@ -140,11 +109,13 @@ def infer_parts(
             canvas.paint(start, end, Label("scratchpad", base.flags))
     if whole is None:
         for rule in rules.between:
-            for start, end in _between(text, rule):
+            for start, end in rule.found_in(text) if rule.reads(message) else ():
                 canvas.paint(start, end, Label(rule.region))
-    reasoning, position = _given_reasoning(message, base), 0
+    reasoning, position, used = _given_reasoning(message, base), 0, [whole] if whole else []
     for block in blocks:
         tag = parse_tag(block.tag, known, on_tag_error, where) if block.tag is not None else None
+        if tag is not None:
+            used.append(tag)
         if block.kind != TEXT:
             reasoning.append(Part(block.text, _label(tag) if tag else Label("scratchpad", base.flags)))
             continue
@@ -152,10 +123,18 @@ def infer_parts(
             canvas.paint(position, position + len(block.text), _label(tag))
         position += len(block.text)
     for span_tag in fresh_spans(tags, text, on_tag_error, where):
+        used.append(span_tag)
         if span_tag.span is not None:
             canvas.paint(span_tag.span.start, span_tag.span.end, _label(span_tag))
-    calls = Label("tool_in", base.flags)
-    return MessageParts(canvas.parts(), tuple(p for p in reasoning if p.text), calls, base)
+    call = Label("tool_in", base.flags)
+    return MessageParts(
+        text=canvas.parts(),
+        reasoning=tuple(part for part in reasoning if part.text),
+        calls=(call,) * len(getattr(message, "tool_calls", ())),
+        broken_calls=call,
+        default=base,
+        supersedes=tuple(name for tag in used for name in tag.supersedes),
+    )
 
 
 class _Canvas:
@@ -209,6 +188,8 @@ def _tool_region(message: ToolMessage | FunctionMessage, rules: RegionRules) -> 
     name = message.name or ""
     if name in rules.tool_regions:
         return rules.tool_regions[name]
+    if getattr(message, "status", None) == "error":
+        return "tool_out"
     if name in rules.plan_tools:
         return "plan"
     artifact = getattr(message, "artifact", None)
@@ -236,15 +217,4 @@ def _thinking(text: str) -> list[tuple[int, int]]:
     first_close = text.find("</think>")
     if first_close >= 0 and not any(start <= first_close for start, _ in found):
         found.insert(0, (0, first_close + len("</think>")))
-    return found
-
-
-def _between(text: str, rule: Between) -> list[tuple[int, int]]:
-    found, position = [], 0
-    while rule.opening and rule.closing and (start := text.find(rule.opening, position)) >= 0:
-        close = text.find(rule.closing, start + len(rule.opening))
-        if close < 0:
-            break
-        position = close + len(rule.closing)
-        found.append((start, position))
     return found

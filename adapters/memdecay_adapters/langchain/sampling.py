@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_core import exceptions as lc_exceptions
@@ -56,7 +56,12 @@ def sampling_fields(
 
 
 def to_sampling_params(
-    fields: Mapping[str, Any], *, prompt_tokens: int, max_model_len: int, grammar: str | None = None
+    fields: Mapping[str, Any],
+    *,
+    prompt_tokens: int,
+    max_model_len: int,
+    grammar: str | None = None,
+    make: Callable[..., Any] | None = None,
 ) -> SamplingParams:
     """Make vLLM's sampling parameters for one request.
 
@@ -65,18 +70,23 @@ def to_sampling_params(
         prompt_tokens: length of the prompt in tokens.
         max_model_len: longest sequence of the model in tokens.
         grammar: structural tag of the answer, as JSON.
+        make: what an engine without a vLLM in this process has in place of ``SamplingParams``; it is given the
+            grammar as ``structural_tag``.
 
     Raises:
         ContextLengthError: the prompt alone, or with the ``max_tokens`` that were asked for, is too long.
         ConfigError: a value that vLLM refuses.
     """
+    values = {key: value for key, value in fields.items() if key not in ("logprobs", "top_logprobs")}
+    values["max_tokens"] = _max_tokens(values.get("max_tokens"), prompt_tokens, max_model_len)
+    values["logprobs"] = n_logprobs(fields)
+    if make is not None:
+        made: SamplingParams = make(**values, structural_tag=grammar)
+        return made
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import StructuredOutputsParams
 
-    values = {key: value for key, value in fields.items() if key not in ("logprobs", "top_logprobs")}
-    values["max_tokens"] = _max_tokens(values.get("max_tokens"), prompt_tokens, max_model_len)
-    values["logprobs"] = n_logprobs(fields)
     if grammar is not None:
         values["structured_outputs"] = StructuredOutputsParams(structural_tag=grammar)
     try:
@@ -90,13 +100,22 @@ def to_sampling_params(
 
 
 def n_logprobs(fields: Mapping[str, Any]) -> int | None:
-    """Alternatives per token that vLLM is asked for: from ``logprobs`` and ``top_logprobs``."""
+    """Alternatives per token that vLLM is asked for: from ``logprobs`` and ``top_logprobs``.
+
+    Raises:
+        ConfigError: a negative number; vLLM would take -1 for the whole vocabulary, at each token.
+    """
     asked, top = fields.get("logprobs"), fields.get("top_logprobs")
     if asked is None or asked is False:
         return None
-    if asked is True:
-        return int(top or 0)
-    return int(asked)
+    number = int(top or 0) if asked is True else int(asked)
+    if number < 0:
+        raise ConfigError(
+            where=f"logprobs={asked!r}" if asked is not True else f"top_logprobs={top!r}",
+            rule="the number of alternatives per token cannot be negative",
+            remedy="Give 0 for the chosen token only, or a number that the engine allows (max_logprobs, 20).",
+        )
+    return number
 
 
 def _max_tokens(asked: int | None, prompt_tokens: int, max_model_len: int) -> int:

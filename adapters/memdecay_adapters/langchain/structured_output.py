@@ -12,6 +12,8 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, ValidationError
+from pydantic.v1 import BaseModel as BaseModelV1
+from pydantic.v1 import ValidationError as ValidationErrorV1
 
 from memdecay_agents.errors import ConfigError
 
@@ -78,7 +80,7 @@ def structured_chain(model: Runnable[Any, AIMessage], schema: Schema | None, inc
         schema: what to validate with; a pydantic class gives its instances, anything else dicts.
         include_raw: return ``{"raw", "parsed", "parsing_error"}`` and raise nothing.
     """
-    pydantic = schema if isinstance(schema, type) and issubclass(schema, BaseModel) else None
+    pydantic = schema if isinstance(schema, type) and issubclass(schema, (BaseModel, BaseModelV1)) else None
     parse: Runnable[Any, Any] = RunnableLambda(lambda message: parse_structured(message, pydantic))
     if not include_raw:
         return model | parse
@@ -87,7 +89,7 @@ def structured_chain(model: Runnable[Any, AIMessage], schema: Schema | None, inc
     return RunnableMap(raw=model) | assign.with_fallbacks([failed], exception_key="parsing_error")
 
 
-def parse_structured(message: AIMessage, pydantic: type[BaseModel] | None) -> Any:
+def parse_structured(message: AIMessage, pydantic: type[BaseModel] | type[BaseModelV1] | None) -> Any:
     """Read the JSON of an answer: the arguments of its call, or its text. Broken JSON is never completed.
 
     Raises:
@@ -110,8 +112,8 @@ def parse_structured(message: AIMessage, pydantic: type[BaseModel] | None) -> An
     if pydantic is None:
         return value
     try:
-        return pydantic.model_validate(value)
-    except ValidationError as error:
+        return pydantic.parse_obj(value) if issubclass(pydantic, BaseModelV1) else pydantic.model_validate(value)
+    except (ValidationError, ValidationErrorV1) as error:
         raise OutputParserException(
             f"The answer does not fit {pydantic.__name__}: {error}{hint}", llm_output=text
         ) from error

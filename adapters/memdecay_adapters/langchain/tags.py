@@ -9,6 +9,8 @@ when chunks or messages merge; bare strings would be concatenated). A text block
     {"region": "retrieval", "start": 9, "end": 40,              characters [9, 40) of ``message_text``,
      "length": 31, "sha256": "0f1e2d3c4b5a6978"}                while they still have this length and hash
     {..., "pinned": true}                                       these tokens are never evicted
+    {..., "supersedes": ["call_7", "msg-3"]}                    earlier messages (by id) and tool calls with their
+                                                                results (by call id) that this replaces
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage
 
@@ -24,7 +26,6 @@ from memdecay_adapters.langchain.blocks import TEXT, split_blocks
 from memdecay_adapters.langchain.warn import warn_once
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import TagError
-from memdecay_agents.regions import REGIONS
 
 TAG_KEY = "memdecay"
 """Carrier of tags in ``additional_kwargs`` and in a block's ``extras``."""
@@ -33,9 +34,7 @@ HASH_DIGITS = 16
 """Hexadecimal digits of the SHA-256 that a sub-message tag carries."""
 
 _SPAN_FIELDS = frozenset({"start", "end", "length", "sha256"})
-_FIELDS = frozenset({"region", "source", "pinned"}) | _SPAN_FIELDS
-
-Message = TypeVar("Message", bound=BaseMessage)
+_FIELDS = frozenset({"region", "source", "pinned", "supersedes"}) | _SPAN_FIELDS
 
 
 class TextSpan(NamedTuple):
@@ -55,6 +54,8 @@ class Tag:
     pinned: bool = False
     from_node: bool = False
     span: TextSpan | None = None
+    supersedes: tuple[str, ...] = ()
+    """Ids of messages, and of tool calls with their results, that stand earlier and are replaced."""
 
 
 TagErrorHandler = Callable[[TagError], None]
@@ -71,41 +72,6 @@ def warn_tag_error(error: TagError) -> None:
     warn_once(("tag", error.remedy), f"{error} The region is inferred instead; later cases are not reported.")
 
 
-def tag(text: str, region: str, *, pinned: bool = False, config: MemDecayConfig | None = None) -> dict[str, Any]:
-    """Return a text content block tagged with a region: the form that survives merging best.
-
-    Raises:
-        TagError: the region is none of the configuration's (without one: of the seven).
-    """
-    entry = _entry(region, pinned, _known(config), f"tag({text[:24]!r}...)")
-    return {"type": "text", "text": text, "extras": {TAG_KEY: entry}}
-
-
-def mark(
-    message: Message,
-    what: str | Iterable[tuple[int, int, str]],
-    *,
-    pinned: bool = False,
-    config: MemDecayConfig | None = None,
-) -> Message:
-    """Return a copy of a message tagged as a whole (a region) or in parts ((start, end, region) of its text).
-
-    Offsets count characters of ``message_text(message)``. Tags of the same kind that were there are replaced.
-
-    Raises:
-        TagError: an unknown region, or a span that is empty, overlaps another, or lies beyond the text.
-    """
-    known, where = _known(config), _where(message)
-    if isinstance(what, str):
-        new, parts = [_entry(what, pinned, known, where)], False
-    else:
-        new, parts = _span_entries(message_text(message), what, pinned, known, where), True
-    kept = [raw for raw in _raw_tags(message) if isinstance(raw, dict) and ("start" in raw) != parts]
-    return message.model_copy(
-        update={"additional_kwargs": {**message.additional_kwargs, TAG_KEY: [*kept, *new]}},
-    )
-
-
 def message_text(message: BaseMessage) -> str:
     """Text of a message: its text blocks joined without a separator. Offsets of tags count its characters."""
     return "".join(block.text for block in split_blocks(message.content) if block.kind == TEXT)
@@ -113,13 +79,13 @@ def message_text(message: BaseMessage) -> str:
 
 def read_tags(message: BaseMessage, known: Collection[str], on_error: TagErrorHandler) -> list[Tag]:
     """Read the tags of a message, in their order; those that cannot be used go to ``on_error``."""
-    return [t for raw in _raw_tags(message) if (t := parse_tag(raw, known, on_error, _where(message)))]
+    return [t for raw in raw_tags(message) if (t := parse_tag(raw, known, on_error, tag_place(message)))]
 
 
 def parse_tag(raw: object, known: Collection[str], on_error: TagErrorHandler, where: str) -> Tag | None:
     """Check one raw tag; return None where it cannot be used and ``on_error`` returned."""
     try:
-        return _parse(raw, known, where)
+        return check_tag(raw, known, where)
     except TagError as error:
         on_error(error)
         return None
@@ -149,10 +115,10 @@ def validate_tags(messages: Sequence[BaseMessage], config: MemDecayConfig) -> No
     """
     for message in messages:
         tags = read_tags(message, config.region_names, raise_tag_error)
-        fresh_spans(tags, message_text(message), raise_tag_error, _where(message))
+        fresh_spans(tags, message_text(message), raise_tag_error, tag_place(message))
         for block in split_blocks(message.content):
             if block.tag is not None:
-                parse_tag(block.tag, config.region_names, raise_tag_error, _where(message))
+                parse_tag(block.tag, config.region_names, raise_tag_error, tag_place(message))
 
 
 def text_hash(text: str) -> str:
@@ -160,43 +126,25 @@ def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_DIGITS]
 
 
-def _raw_tags(message: BaseMessage) -> list[Any]:
+def raw_tags(message: BaseMessage) -> list[Any]:
+    """Tags of a message as they came, unchecked."""
     raw = message.additional_kwargs.get(TAG_KEY)
     if raw is None:
         return []
     return raw if isinstance(raw, list) else [raw]
 
 
-def _known(config: MemDecayConfig | None) -> tuple[str, ...]:
-    return REGIONS if config is None else config.region_names
-
-
-def _where(message: BaseMessage) -> str:
+def tag_place(message: BaseMessage) -> str:
+    """Where a tag stands, for errors."""
     return f"{type(message).__name__} {message.id}" if message.id else type(message).__name__
 
 
-def _entry(region: str, pinned: bool, known: Collection[str], where: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"region": region, "pinned": True} if pinned else {"region": region}
-    _parse(entry, known, where)
-    return entry
+def check_tag(raw: object, known: Collection[str], where: str) -> Tag:
+    """Read one raw tag.
 
-
-def _span_entries(
-    text: str, spans: Iterable[tuple[int, int, str]], pinned: bool, known: Collection[str], where: str
-) -> list[dict[str, Any]]:
-    entries, last_end = [], 0
-    for start, end, region in sorted(spans):
-        if not (last_end <= start < end <= len(text)):
-            rule = f"characters [{start}, {end}) are empty, overlap another span, or end beyond {len(text)}"
-            raise TagError(where=where, rule=rule, remedy="Count characters of message_text(message).")
-        covered = text[start:end]
-        span = {"start": start, "end": end, "length": len(covered), "sha256": text_hash(covered)}
-        entries.append({**_entry(region, pinned, known, where), **span})
-        last_end = end
-    return entries
-
-
-def _parse(raw: object, known: Collection[str], where: str) -> Tag:
+    Raises:
+        TagError: it is malformed, or its region is not among ``known``.
+    """
     if not isinstance(raw, dict):
         raise _malformed(where, f"a tag is a dict, not {type(raw).__name__}")
     if unknown := set(raw) - _FIELDS:
@@ -204,10 +152,13 @@ def _parse(raw: object, known: Collection[str], where: str) -> Tag:
     region, pinned = raw.get("region"), raw.get("pinned", False)
     if not isinstance(region, str) or not isinstance(pinned, bool):
         raise _malformed(where, "'region' must be a string and 'pinned' a bool")
+    supersedes = raw.get("supersedes", [])
+    if not isinstance(supersedes, list) or not all(isinstance(name, str) for name in supersedes):
+        raise _malformed(where, "'supersedes' must be a list of ids")
     if region not in known:
         rule = f"unknown region {region!r}; known are {', '.join(known)}"
         raise TagError(where=where, rule=rule, remedy="Use a known region, or add it in MemDecayConfig(regions=...).")
-    return Tag(region, pinned, raw.get("source") == "node", _parse_span(raw, where))
+    return Tag(region, pinned, raw.get("source") == "node", _parse_span(raw, where), tuple(supersedes))
 
 
 def _parse_span(raw: dict[str, Any], where: str) -> TextSpan | None:

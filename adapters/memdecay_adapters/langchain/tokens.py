@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memdecay_adapters.langchain.kept_ids import Kept, encode_around
 from memdecay_adapters.langchain.regions import Label
 from memdecay_adapters.langchain.templates.resolve import Stretch
 from memdecay_agents.config import MemDecayConfig
@@ -27,7 +28,9 @@ class Tokenised(NamedTuple):
     """False: the tokenizer has no offsets (it is no fast one) and borders are off by a few tokens."""
 
 
-def tokenise(tokenizer: Any, text: str, stretches: Sequence[Stretch], config: MemDecayConfig) -> Tokenised:
+def tokenise(
+    tokenizer: Any, text: str, stretches: Sequence[Stretch], config: MemDecayConfig, kept: Sequence[Kept] = ()
+) -> Tokenised:
     """Tokenise once, as ``apply_chat_template`` does, and give each token the label of its characters.
 
     A token that straddles labels goes to the more protected one: pinned first, then higher base priority.
@@ -37,11 +40,10 @@ def tokenise(tokenizer: Any, text: str, stretches: Sequence[Stretch], config: Me
         text: the rendered prompt.
         stretches: the labelled text, without gaps.
         config: says which label is more protected.
+        kept: answers whose ids stay what they are.
     """
     if getattr(tokenizer, "is_fast", False):
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        token_ids, pairs = encoded["input_ids"], encoded["offset_mapping"]
-        offsets = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+        token_ids, offsets = encode_around(tokenizer, text, kept)
     else:
         token_ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         offsets = _searched_offsets(tokenizer, text, token_ids)

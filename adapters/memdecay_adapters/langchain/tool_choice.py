@@ -37,12 +37,13 @@ class ToolSchema(NamedTuple):
 def openai_tools(tools: Sequence[ToolLike], strict: bool | None = None) -> list[dict[str, Any]]:
     """Convert tools to OpenAI function schemas, the form that templates and the grammar read.
 
+    One tool that is given twice, in whatever form, is bound once.
+
     Raises:
-        ConfigError: a tool that a provider runs on its side, or two tools of one name.
+        ConfigError: a tool that a provider runs on its side, or two different tools of one name.
     """
-    converted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
-    seen: set[str] = set()
-    for tool in converted:
+    kept: dict[str, dict[str, Any]] = {}
+    for tool in (convert_to_openai_tool(tool, strict=strict) for tool in tools):
         if tool.get("type") != "function" or "function" not in tool:
             raise ConfigError(
                 where=f"tool {tool.get('name') or tool.get('type')!r}",
@@ -50,12 +51,18 @@ def openai_tools(tools: Sequence[ToolLike], strict: bool | None = None) -> list[
                 remedy="Bind a function, a pydantic class or a BaseTool.",
             )
         name = tool["function"]["name"]
-        if name in seen:
+        if _untitled(kept.setdefault(name, tool)) != _untitled(tool):
             raise ConfigError(
                 where=f"tool {name!r}", rule="two tools have this name", remedy="Give each tool its own name."
             )
-        seen.add(name)
-    return converted
+    return list(kept.values())
+
+
+def _untitled(schema: Any) -> Any:
+    """A schema without its titles, which pydantic adds and LangChain drops."""
+    if isinstance(schema, Mapping):
+        return {k: _untitled(v) for k, v in schema.items() if k != "title" or not isinstance(v, str)}
+    return [_untitled(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:

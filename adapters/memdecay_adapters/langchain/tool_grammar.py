@@ -14,6 +14,8 @@ small model from writing blanks without end.
     none       free text
     auto       free text, then calls or the end; nothing after the calls
     required   calls only, of the tools that may be called
+
+Where reasoning is read, a forced call or JSON may follow a ``<think>`` block (`after_reasoning`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memdecay_adapters.langchain.think_reader import THINK_CLOSE, THINK_OPEN
 from memdecay_adapters.langchain.tool_choice import ToolChoice, ToolSchema
 from memdecay_agents.errors import ConfigError
 
@@ -55,6 +58,25 @@ def answer_grammar(
     if answer is not None:
         return _tag({"type": "or", "elements": [_only_calls(calls, choice.single), answer]})
     return _tag(_text_then_calls(calls, choice.single))
+
+
+def after_reasoning(answer: Mapping[str, Any], opened: bool) -> dict[str, Any]:
+    """A format that lets the model reason before the answer: it must close a block that the prompt has opened, and
+    may open one otherwise."""
+    block: _Format = {
+        "type": "sequence",
+        "elements": [
+            {
+                "type": "tag",
+                "begin": "" if opened else THINK_OPEN,
+                "content": {"type": "any_text"},
+                "end": THINK_CLOSE,
+            },
+            {"type": "regex", "pattern": r"\n{0,2}"},
+        ],
+    }
+    first = block if opened else {"type": "optional", "content": block}
+    return {"type": "sequence", "elements": [first, dict(answer)]}
 
 
 def _only_calls(calls: list[_Format], single: bool) -> _Format:

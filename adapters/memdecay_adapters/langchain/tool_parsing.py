@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from memdecay_adapters.langchain.tool_grammar import CALL_CLOSE, CALL_OPEN
 
+_OPENING = re.compile(r'<tool_call>\s*\{\s*"name"\s*:\s*"([^"\\]+)"')
 _NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
 
@@ -33,12 +34,19 @@ class ParsedCall(NamedTuple):
         return self.arguments is not None
 
 
+class CallStart(NamedTuple):
+    """A call has begun: its name is known. Its `ParsedCall` follows, with the same name and id."""
+
+    name: str
+    id: str
+
+
 class ToolCallReader:
     """Cuts a stream of text into plain text and tool calls.
 
-    `feed` returns what can be told so far; text that may be the beginning of a tag is held back. `finish`
-    returns the rest. The line break before a call belongs to the call, as in the prompt of the next turn;
-    blanks after a call are dropped. With ``enabled=False`` all is text.
+    `feed` returns what can be told so far, the name of a call before its arguments; text that may be the beginning of
+    a tag is held back. `finish` returns the rest. The line break before a call belongs to the call, as in the prompt
+    of the next turn; blanks after a call are dropped. With ``enabled=False`` all is text.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -46,13 +54,14 @@ class ToolCallReader:
         self._enabled = enabled
         self._buffer = ""
         self._after_call = False
+        self._started: CallStart | None = None
 
-    def feed(self, delta: str) -> list[str | ParsedCall]:
+    def feed(self, delta: str) -> list[str | CallStart | ParsedCall]:
         """Take a piece of text; return text and calls in order."""
         if not self._enabled:
             return [delta] if delta else []
         self._buffer += delta
-        found: list[str | ParsedCall] = []
+        found: list[str | CallStart | ParsedCall] = []
         while True:
             start = self._buffer.find(CALL_OPEN)
             if start < 0:
@@ -60,14 +69,15 @@ class ToolCallReader:
                 self._release(found, len(self._buffer) - held)
                 return found
             self._release(found, start, before_call=True)
+            self._start_call(found)
             end = _end_of_call(self._buffer)
             if end is None:
                 return found
             self._take_call(found, end, None)
 
-    def finish(self, finish_reason: str = "stop") -> list[str | ParsedCall]:
+    def finish(self, finish_reason: str = "stop") -> list[str | CallStart | ParsedCall]:
         """Return what is left; an open call is invalid, unless only its closing tag is missing."""
-        found: list[str | ParsedCall] = []
+        found: list[str | CallStart | ParsedCall] = []
         if self._buffer.startswith(CALL_OPEN):
             rule = f"the call broke off (finish_reason={finish_reason!r})"
             if finish_reason == "length":
@@ -76,7 +86,13 @@ class ToolCallReader:
         self._release(found, len(self._buffer))
         return found
 
-    def _release(self, found: list[str | ParsedCall], end: int, before_call: bool = False) -> None:
+    def _start_call(self, found: list[str | CallStart | ParsedCall]) -> None:
+        opening = _OPENING.match(self._buffer) if self._started is None else None
+        if opening is not None:
+            self._started = CallStart(opening.group(1), new_call_id())
+            found.append(self._started)
+
+    def _release(self, found: list[str | CallStart | ParsedCall], end: int, before_call: bool = False) -> None:
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         if before_call:
             text = text.removesuffix("\n")
@@ -86,10 +102,20 @@ class ToolCallReader:
             self._after_call = False
             found.append(text)
 
-    def _take_call(self, found: list[str | ParsedCall], end: int, error: str | None) -> None:
+    def _take_call(self, found: list[str | CallStart | ParsedCall], end: int, error: str | None) -> None:
         raw, self._buffer = self._buffer[:end], self._buffer[end:]
         self._after_call = True
-        found.append(parse_call(raw, error))
+        call, started, self._started = parse_call(raw, error), self._started, None
+        if started is not None:
+            call = call._replace(id=started.id)
+            if call.name != started.name:  # JSON may repeat a key
+                call = call._replace(name=started.name, arguments=None, error="the call has two names")
+        found.append(call)
+
+
+def new_call_id() -> str:
+    """An id for a call, as OpenAI's look."""
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def parse_call(raw: str, error: str | None = None) -> ParsedCall:
@@ -100,7 +126,7 @@ def parse_call(raw: str, error: str | None = None) -> ParsedCall:
         error: what to say if the text does not parse.
     """
     body = raw.removeprefix(CALL_OPEN).strip().removesuffix(CALL_CLOSE).strip()
-    call_id = f"call_{uuid.uuid4().hex[:24]}"
+    call_id = new_call_id()
     try:
         call = json.loads(body, strict=False)
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):

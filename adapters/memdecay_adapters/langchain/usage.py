@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
+
+from memdecay_adapters.langchain.kept_ids import IDS_KEY, ids_to_keep
 
 if TYPE_CHECKING:
     from memdecay_adapters.engine import GenerationResult
@@ -15,23 +17,31 @@ PROVIDER = "memdecay"
 """``model_provider`` of every message, and ``ls_provider`` in traces."""
 
 
-def usage_metadata(result: GenerationResult) -> UsageMetadata:
-    """Token counts of a request. ``cache_read``: prompt tokens found in the prefix cache."""
-    return UsageMetadata(
+def usage_metadata(result: GenerationResult, reasoning_tokens: int | None = None) -> UsageMetadata:
+    """Token counts of a request. ``cache_read``: prompt tokens found in the cache; ``reasoning``: where it is read."""
+    usage = UsageMetadata(
         input_tokens=result.prompt_tokens,
         output_tokens=result.generated_tokens,
         total_tokens=result.prompt_tokens + result.generated_tokens,
         input_token_details=InputTokenDetails(cache_read=result.cached_tokens),
     )
+    if reasoning_tokens is not None:
+        usage["output_token_details"] = OutputTokenDetails(reasoning=reasoning_tokens)
+    return usage
 
 
 def response_metadata(
-    result: GenerationResult, model_name: str, tool_calls: bool, with_logprobs: bool, tokenizer: Any
+    result: GenerationResult,
+    model_name: str,
+    tool_calls: bool,
+    with_logprobs: bool,
+    tokenizer: Any,
 ) -> dict[str, Any]:
     """Return plain, JSON-safe metadata of an answer.
 
     ``finish_reason`` is OpenAI's: "tool_calls" for a complete answer that calls tools, else vLLM's ("stop",
-    "length", "abort"). ``memdecay`` holds the retention summary (see ``RetentionSummary``), and times.
+    "length", "abort"). ``memdecay`` holds the retention summary (see ``RetentionSummary``), times, and the
+    generated ids where the tokenizer would make others of the text (`ids_to_keep`).
     """
     finish = result.finish_reason
     retention = _plain(asdict(result.retention)) if result.retention is not None else {}
@@ -45,6 +55,8 @@ def response_metadata(
             "time_to_first_token_seconds": result.time_to_first_token_seconds,
         },
     }
+    if (kept := ids_to_keep(tokenizer, result.token_ids, result.text)) is not None:
+        metadata["memdecay"][IDS_KEY] = kept
     if result.stop_reason is not None:
         metadata["stop_reason"] = result.stop_reason
     if with_logprobs and result.logprobs is not None:

@@ -7,35 +7,47 @@ around a coroutine function or a generator would fail.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import json
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, cast
+from functools import partial, reduce
+from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langgraph.utils.runnable import RunnableCallable  # type: ignore[attr-defined]  # its only public name
 
-from memdecay_adapters.langgraph.identity import node_watch
-from memdecay_adapters.langgraph.metadata import METADATA_KEY, OUTER_METADATA_KEY, settings_from_metadata
+from memdecay_adapters.langgraph.metadata import (
+    METADATA_KEY,
+    OUTER_METADATA_KEY,
+    NodeSettings,
+    settings_from_metadata,
+)
+from memdecay_adapters.langgraph.running import running_node
 from memdecay_adapters.langgraph.stamp import KnownMessages, known_messages, stamp_output
-
-_ORIGINAL = "memdecay_original"
 
 
 def wrap_body(
-    body: Runnable[Any, Any], output_region: str | None, message_keys: Collection[str] = frozenset()
+    body: Runnable[Any, Any], name: str, settings: NodeSettings, message_keys: Collection[str] = frozenset()
 ) -> Runnable[Any, Any]:
     """Return a runnable that runs ``body`` and stamps what it writes.
 
     Args:
         body: the node's runnable, as langgraph coerced it. A body wrapped before is unwrapped first, so
             that wrapping twice is wrapping once with the newer settings.
-        output_region: region to stamp on new messages; None stamps nothing.
+        name: the node's name.
+        settings: the node's settings; new messages are stamped with their ``output_region``, if there is one.
         message_keys: see `stamp_output`.
     """
     bound = original_body(body)
     keys = frozenset(message_keys)
+    output_region = settings.output_region
+
+    @contextmanager
+    def around(state: Any, config: RunnableConfig) -> Iterator[_Ready]:
+        known = known_messages(state) if output_region else None
+        with running_node(name), _settings_for_subgraphs(config) as inner:
+            yield _Ready(inner, known)
 
     def stamp(output: Any, known: KnownMessages | None) -> Any:
         if known is None or output_region is None:
@@ -43,28 +55,76 @@ def wrap_body(
         return stamp_output(output, known, output_region, keys)
 
     def run(state: Any, config: RunnableConfig) -> Any:
-        known = known_messages(state) if output_region else None
-        with node_watch.running(), _settings_for_subgraphs(config) as inner:
-            output = bound.invoke(state, inner)
-        return stamp(output, known)
+        with around(state, config) as ready:
+            output = bound.invoke(state, ready.config)
+        return stamp(output, ready.known)
 
     async def arun(state: Any, config: RunnableConfig) -> Any:
-        known = known_messages(state) if output_region else None
-        with node_watch.running(), _settings_for_subgraphs(config) as inner:
-            output = await bound.ainvoke(state, inner)
-        return stamp(output, known)
+        with around(state, config) as ready:
+            output = await bound.ainvoke(state, ready.config)
+        return stamp(output, ready.known)
 
+    async def astream(state: Any, config: RunnableConfig) -> AsyncIterator[Any]:
+        with around(state, config) as ready:
+            chunks = [chunk async for chunk in bound.astream(state, ready.config)]
+        if chunks:  # the writers behind a node take its output as a whole: nothing waits for a chunk
+            yield stamp(reduce(_added, chunks), ready.known)
+
+    _name_for_cache(run, bound, settings)
     # langgraph refuses a timeout on a sync node by looking at the runnable: show it what the body is.
     in_executor: Any = partial(cast(Any, run_in_executor), None, run)
     afunc = arun if _is_async(bound) else in_executor
-    wrapped = RunnableCallable(run, afunc, name=getattr(bound, "name", None), trace=False, recurse=False)
-    setattr(wrapped, _ORIGINAL, bound)
-    return wrapped
+    return _WrappedBody(run, afunc, astream, bound)
+
+
+class _Ready(NamedTuple):
+    """What a body runs with."""
+
+    config: RunnableConfig
+    known: KnownMessages | None
+    """Messages of the node's input; None where nothing is stamped."""
+
+
+class _WrappedBody(RunnableCallable):
+    """A node's runnable around the original one."""
+
+    def __init__(self, run: Any, arun: Any, astream: Any, original: Runnable[Any, Any]) -> None:
+        super().__init__(run, arun, name=getattr(original, "name", None), trace=False, recurse=False)
+        self._astream = astream
+        self.original = original
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        """Stream the original: langgraph does so under ``astream_events``, whose events then come out as before."""
+        async for chunk in self._astream(input, config or {}):
+            yield chunk
+
+
+def _added(total: Any, chunk: Any) -> Any:
+    """Add a chunk as langchain-core does: what cannot be added replaces what was there."""
+    try:
+        return total + chunk
+    except TypeError:
+        return chunk
 
 
 def original_body(body: Runnable[Any, Any]) -> Runnable[Any, Any]:
     """Return the body that `wrap_body` wrapped, or the body itself."""
-    return cast("Runnable[Any, Any]", getattr(body, _ORIGINAL, body))
+    return body.original if isinstance(body, _WrappedBody) else body
+
+
+def _name_for_cache(run: Any, body: Runnable[Any, Any], settings: NodeSettings) -> None:
+    """Name ``run`` after the user's function and the settings.
+
+    langgraph keeps a node's cached writes under its function's module and qualified name. Under the closure's
+    own name, nodes of the same name in two graphs would read each other's results.
+    """
+    first: Any = getattr(body, "steps", [body])[0]
+    function = getattr(first, "func", None) or getattr(first, "afunc", None) or first
+    while isinstance(function, partial):
+        function = function.func
+    function = function if hasattr(function, "__qualname__") else type(function)
+    run.__module__ = function.__module__
+    run.__qualname__ = f"{function.__qualname__} {json.dumps(settings.as_metadata(), sort_keys=True)}"
 
 
 @contextmanager

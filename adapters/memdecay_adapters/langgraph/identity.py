@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-from langchain_core.runnables.config import var_child_runnable_config
 
 DEFAULT_AGENT = "default"
 """Agent of a call that comes from no graph and names none."""
@@ -68,51 +63,3 @@ def identify(metadata: Mapping[str, Any], agent: str | None = None) -> CallIdent
         thread_id=None if thread_id is None else str(thread_id),
         in_graph=in_graph,
     )
-
-
-class LostMetadataWarning(UserWarning):
-    """A call came from a bare thread inside a graph's run, where langgraph's metadata does not reach it."""
-
-
-class NodeWatch:
-    """Counts the wrapped nodes that run now, to tell a lost context from a plain call. Warns once."""
-
-    def __init__(self) -> None:
-        """Watch; no node runs yet."""
-        self._lock = threading.Lock()
-        self._running = 0
-        self._warned = False
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """A wrapped node's body runs inside."""
-        with self._lock:
-            self._running += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._running -= 1
-
-    def note(self, identity: CallIdentity) -> None:
-        """Warn once when a call comes from a bare thread while nodes run."""
-        if identity.in_graph or identity.thread_id is not None or identity.agent != DEFAULT_AGENT:
-            return
-        in_main = threading.current_thread() is threading.main_thread()
-        if in_main or var_child_runnable_config.get() is not None:
-            return
-        with self._lock:
-            if self._warned or not self._running:
-                return
-            self._warned = True
-        warnings.warn(
-            "A chat model was called from a thread that carries no langgraph metadata, while a node runs: "
-            f"the call counts for the agent {DEFAULT_AGENT!r} and gets a session of its own. Inside a node, "
-            "start threads with contextvars.copy_context().run, or pass agent= and thread_id= to the call.",
-            LostMetadataWarning,
-            stacklevel=2,
-        )
-
-
-node_watch = NodeWatch()
-"""One per process."""

@@ -71,6 +71,8 @@ class NodeSettings(BaseModel):
         if isinstance(self.budget, FixedBudget) and self.budget.guaranteed_tokens is None:
             del plain["budget"]
             plain["budget_tokens"] = self.budget.tokens
+        elif self.budget is not None:  # whole: its kind is a default and tells the kinds apart
+            plain["budget"] = self.budget.model_dump(mode="json")
         return plain
 
     def has(self, field: str) -> bool:

@@ -13,14 +13,14 @@ from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.config import MemDecayConfig
 
 
-class _Unset:
+class Unset:
     """Tells ``budget=None`` (no budget) from no word about a budget."""
 
     def __repr__(self) -> str:
         return "unset"
 
 
-UNSET: Final = _Unset()
+UNSET: Final = Unset()
 
 
 class MemDecayStateGraph(StateGraph[Any, Any, Any, Any]):
@@ -42,10 +42,10 @@ class MemDecayStateGraph(StateGraph[Any, Any, Any, Any]):
         node: Any,
         action: Any = None,
         *,
-        pin: Sequence[str] | str | _Unset = UNSET,
-        budget: int | AgentBudget | _Unset | None = UNSET,
-        agent: str | _Unset = UNSET,
-        output_region: str | _Unset = UNSET,
+        pin: Sequence[str] | str | Unset = UNSET,
+        budget: int | AgentBudget | Unset | None = UNSET,
+        agent: str | Unset = UNSET,
+        output_region: str | Unset = UNSET,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> MemDecayStateGraph:
@@ -70,7 +70,7 @@ class MemDecayStateGraph(StateGraph[Any, Any, Any, Any]):
         where = f"node {name!r}"
         settings = merge_settings(
             parse_settings((metadata or {}).get(METADATA_KEY, {}), where),
-            parse_settings({k: v for k, v in given.items() if not isinstance(v, _Unset)}, where),
+            parse_settings({k: v for k, v in given.items() if not isinstance(v, Unset)}, where),
         )
         check_regions(settings, self._known_regions, where)
         before = set(self.nodes)

@@ -86,7 +86,7 @@ def _wrap_compiled(
         settings = _settings_of(name, node.metadata, chosen, defaults)
         if settings.model_fields_set:
             metadata = {**(node.metadata or {}), METADATA_KEY: settings.as_metadata()}
-            bound = wrap_body(node.bound, settings.output_region, message_keys)
+            bound = wrap_body(node.bound, name, settings, message_keys)
             replaced[name] = node.copy({"metadata": metadata, "bound": bound})
     return graph.copy({"nodes": {**graph.nodes, **replaced}})
 
@@ -107,7 +107,7 @@ def apply_to_spec(builder: StateGraph[Any, Any, Any, Any], name: str, settings: 
     spec = builder.nodes[name]
     spec.metadata = {**(spec.metadata or {}), METADATA_KEY: settings.as_metadata()}
     body = cast("Runnable[Any, Any]", spec.runnable)
-    spec.runnable = wrap_body(body, settings.output_region, _message_keys(builder.channels))
+    spec.runnable = wrap_body(body, name, settings, _message_keys(builder.channels))
 
 
 def _settings_of(

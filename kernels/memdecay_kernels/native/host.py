@@ -5,6 +5,7 @@ Arrays are C-contiguous and of the dtypes that `memdecay_kernels.terms` names; n
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,11 @@ Terms = ScoreTerms[npt.NDArray[np.float32]]
 
 def pointer(array: npt.NDArray[Any]) -> int:
     """Address of an array's first element."""
-    address: int = array.__array_interface__["data"][0]
-    return address
+    try:  # several times faster than the array's own interface
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a read-only or an empty array
+        address: int = array.__array_interface__["data"][0]
+        return address
 
 
 def observe_tokens(

@@ -14,7 +14,18 @@ from memdecay_kernels.native import build
 from memdecay_kernels.native.warning import warn_without_native
 
 NAMES = ("portable", "avx2", "avx512", "amx")
-OPERATIONS = ("attention_mass", "observe", "score", "salience", "facts", "select", "compact", "copy", "ranks")
+OPERATIONS = (
+    "attention_mass",
+    "read_keys",
+    "observe",
+    "score",
+    "salience",
+    "facts",
+    "select",
+    "compact",
+    "copy",
+    "ranks",
+)
 _lock = threading.Lock()
 
 

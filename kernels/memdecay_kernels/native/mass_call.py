@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -91,6 +92,9 @@ class MassCall:
             scale=scale,
         )
 
+    batches_layers = False
+    """Each layer is measured while its keys are near."""
+
     def fits(self, query: torch.Tensor, key_cache: torch.Tensor, layout: KeyLayout | None, scale: float) -> bool:
         """Whether another layer has the shape that the record was filled for."""
         return self._shape == _shape(query, key_cache, layout, scale)
@@ -105,6 +109,20 @@ class MassCall:
         self._record.query = query.data_ptr()
         self._record.keys = key_cache.data_ptr()
         self._library.call("attention_mass", self._record)
+
+    def run_layers(self, queries: Sequence[torch.Tensor], key_caches: Sequence[torch.Tensor]) -> None:
+        """Measure several layers, one after the other."""
+        for query, key_cache in zip(queries, key_caches, strict=True):
+            self.run(query, key_cache)
+
+    def read_keys(self, key_cache: torch.Tensor) -> None:
+        """Read the same keys and do nothing else: what a benchmark takes as the machine's speed.
+
+        Args:
+            key_cache: of the shape and strides that the record was filled for.
+        """
+        self._record.keys = key_cache.data_ptr()
+        self._library.call("read_keys", self._record)
 
 
 def _shape(query: torch.Tensor, keys: torch.Tensor, layout: KeyLayout | None, scale: float) -> tuple[object, ...]:

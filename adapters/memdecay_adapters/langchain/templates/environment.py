@@ -21,9 +21,9 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from memdecay_adapters.langchain.templates.formatting import format_fields, percent
-from memdecay_adapters.langchain.templates.json_text import tojson
+from memdecay_adapters.langchain.templates.json_text import strings_in, tojson
 from memdecay_adapters.langchain.templates.marks import insert_marks
-from memdecay_adapters.langchain.templates.origin import INHERIT, PREAMBLE, Mark
+from memdecay_adapters.langchain.templates.origin import INHERIT, PREAMBLE, Mark, Origin
 from memdecay_adapters.langchain.templates.taint import TaintedStr, concat, join, runs_of, tainted
 
 
@@ -87,8 +87,10 @@ class TaintEnvironment(ImmutableSandboxedEnvironment):
         return concat(str(piece) for piece in pieces)
 
     def mark_iteration(self, value: object, key: int) -> str:
-        """Mark the start of an iteration over a message; anything else leaves no mark."""
-        return tainted("", Mark("iteration", key, value._entry)) if isinstance(value, EntryDict) else ""
+        """Mark the start of an iteration over a message, or over a dict that a template made of messages' strings;
+        anything else leaves no mark."""
+        entry = value._entry if isinstance(value, EntryDict) else _entry_inside(value)
+        return "" if entry is None else tainted("", Mark("iteration", key, entry))
 
     def mark_exit(self, key: int) -> str:
         """Mark the end of a loop or block."""
@@ -117,6 +119,13 @@ class TaintEnvironment(ImmutableSandboxedEnvironment):
         if plain_format is None or value.__name__ != "format":
             return plain_format
         return lambda *args, **kwargs: format_fields(self, value.__self__, args, kwargs)
+
+
+def _entry_inside(value: object) -> int | None:
+    """The entry that the first string of a message made anew comes from; None: it is no such dict."""
+    if type(value) is not dict or "role" not in value:
+        return None
+    return next((s.entry for text in strings_in(value) for _, s in runs_of(text) if isinstance(s, Origin)), None)
 
 
 def _finalize(value: Any) -> Any:

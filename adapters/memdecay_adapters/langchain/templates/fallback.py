@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from memdecay_adapters.langchain.templates.json_text import strings_in
 from memdecay_adapters.langchain.templates.origin import Origin, Run
-from memdecay_adapters.langchain.templates.taint import TaintedStr, plain, runs_of
+from memdecay_adapters.langchain.templates.taint import plain, runs_of
 
 MIN_ANCHOR_CHARS = 4
 """Shorter contents are not searched for: they would be found inside the template's own text."""
@@ -46,22 +47,10 @@ def _find(text: str, anchor: str, position: int) -> tuple[int, str]:
 def _anchors(entries: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Origin]]:
     for entry in entries:
         for key in ("reasoning_content", "thinking", "content", "tool_calls"):
-            for string in _strings(entry.get(key)):
+            for string in strings_in(entry.get(key)):
                 position = 0
                 for length, source in runs_of(string):
                     piece = plain(string)[position : position + length].strip()
                     position += length
                     if isinstance(source, Origin) and len(piece) >= MIN_ANCHOR_CHARS:
                         yield piece, source
-
-
-def _strings(value: Any) -> Iterator[TaintedStr]:
-    if isinstance(value, TaintedStr):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)

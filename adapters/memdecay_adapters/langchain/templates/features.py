@@ -34,6 +34,8 @@ class Features:
     """It wants ``content: None`` beside tool calls."""
     parallel_calls: bool
     """It writes several calls of one message."""
+    empty_replies: bool
+    """It takes an assistant message that says nothing."""
     short_call_ids: bool
     """It refuses tool-call ids that are not nine alphanumeric characters."""
     tool_role: bool
@@ -91,6 +93,7 @@ class _Probe:
             json_arguments=bool(calls) and isinstance(calls[0]["tool_calls"][0]["function"]["arguments"], str),
             no_content_with_calls=bool(calls) and calls[0]["content"] is None,
             parallel_calls=len(calls) > 1,
+            empty_replies=self.text([user, {"role": "assistant", "content": ""}, user], schemas) is not None,
             short_call_ids=short,
             tool_role=self.shows([user, reply, result], _RESULT, tools=schemas),
             system_role=self.shows([{"role": "system", "content": _SYSTEM}, user], _SYSTEM),

@@ -23,7 +23,7 @@ def tojson(
     any (numbers) follows what stands before it in the prompt.
     """
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    origins = {source for string in _strings(value) for _, source in runs_of(string) if isinstance(source, Origin)}
+    origins = {source for string in strings_in(value) for _, source in runs_of(string) if isinstance(source, Origin)}
     if len(origins) <= 1:
         source: Source = origins.pop() if origins else INHERIT
         return tainted(text, source)
@@ -33,16 +33,17 @@ def tojson(
     return pieces if pieces == text else text
 
 
-def _strings(value: Any) -> Iterator[TaintedStr]:
+def strings_in(value: Any) -> Iterator[TaintedStr]:
+    """Every string with origins inside a JSON value, keys first, in order."""
     if isinstance(value, TaintedStr):
         yield value
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
+            yield from strings_in(key)
+            yield from strings_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _strings(item)
+            yield from strings_in(item)
 
 
 class _Writer:

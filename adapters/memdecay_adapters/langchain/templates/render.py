@@ -35,6 +35,8 @@ class Rendered(NamedTuple):
     stretches: list[Stretch]
     fallback_reason: str | None
     """Why the regions are approximate; None: they are exact."""
+    generation_start: int | None = None
+    """First character of the generation prompt; None: there is none, or it was not found."""
 
 
 class ChatTemplate:
@@ -140,14 +142,18 @@ def render_regions(
     if reason is None:
         resolved = resolve(runs_of(tracked), defaults, SYSTEM)
     else:
-        _count_fallback(template.name, reason)
+        note_fallback(
+            template.name,
+            f"{reason}. Token ids are exact, but regions are found by searching the text for the messages and are "
+            "approximate.",
+        )
         resolved = resolve(anchored_runs(text, entries), defaults, SYSTEM)
-    stretches = resolved.stretches
+    stretches, start = resolved.stretches, None
     if add_generation_prompt:
         start = _generation_start(template, text, resolved, plain_messages, plain_tools)
         if start is not None:
             stretches = with_generation(stretches, start, generation)
-    return Rendered(text, stretches, reason)
+    return Rendered(text, stretches, reason, start)
 
 
 def _generation_start(
@@ -191,12 +197,12 @@ _fallbacks: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
-def _count_fallback(name: str, reason: str) -> None:
+def note_fallback(name: str, what: str) -> None:
+    """Count a prompt whose regions are approximate, and warn about the first one of a template."""
     with _lock:
         _fallbacks[name] += 1
     warn_once(
         ("fallback", name),
-        f"Chat template of {name}: {reason}. Token ids are exact, but regions are found by searching the text "
-        "for the messages and are approximate. Later prompts of this template are not reported; "
+        f"Chat template of {name}: {what} Later prompts of this template are not reported; "
         "fallback_count() counts them.",
     )

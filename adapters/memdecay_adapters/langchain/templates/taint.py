@@ -210,19 +210,26 @@ def cut(text: TaintedStr, start: int, end: int) -> str:
 
 
 def concat(pieces: Iterable[str]) -> str:
-    """Join pieces without a separator, keeping origins and marks; plain if no piece had any."""
+    """Join pieces without a separator, keeping origins and marks; plain if no piece had any.
+
+    A text without characters from the data keeps the origin of an empty piece: it tells which message was empty.
+    """
     items = list(pieces)
     runs: list[Run] = []
     any_tainted = False
+    empty: tuple[Run, ...] = ()
     for item in items:
         if isinstance(item, TaintedStr):
             any_tainted = True
+            empty = empty or tuple(run for run in item._runs[:1] if not run[0] and isinstance(run[1], Origin))
             for run in item._runs:
                 if run[0] or isinstance(run[1], Mark):
                     _append(runs, run)
         elif item:
             _append(runs, (len(item), None))
     text = "".join(items)
+    if empty and not any(isinstance(source, Origin) for _, source in runs):
+        runs[:0] = empty
     return _make(text, tuple(runs)) if any_tainted else text
 
 

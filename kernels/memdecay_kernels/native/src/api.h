@@ -172,6 +172,7 @@ struct Table {
   void (*observe)(const ObserveArgs&);
   void (*score)(const ScoreArgs&);
   void (*salience)(const SalienceArgs&);
+  void (*read_keys)(const MassArgs&);
 };
 
 }  // namespace memdecay

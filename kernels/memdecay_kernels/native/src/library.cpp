@@ -155,6 +155,7 @@ const char* memdecay_name(int isa) { return tables()[isa]->name; }
 // Each takes the number of an instruction set that `memdecay_find` gave and an argument record; it returns 0, or 1 if
 // the record has another size than this library's.
 int memdecay_attention_mass(int isa, const MassArgs* a) { return run(a, tables()[isa]->attention_mass); }
+int memdecay_read_keys(int isa, const MassArgs* a) { return run(a, tables()[isa]->read_keys); }
 int memdecay_observe(int isa, const ObserveArgs* a) { return run(a, tables()[isa]->observe); }
 int memdecay_score(int isa, const ScoreArgs* a) { return run(a, tables()[isa]->score); }
 int memdecay_salience(int isa, const SalienceArgs* a) { return run(a, tables()[isa]->salience); }

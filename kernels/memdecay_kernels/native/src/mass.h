@@ -294,13 +294,18 @@ static void attention_mass(const MassArgs& a) {
     const int context = padded ? a.context_lens[r] : 0;
     const float* parts = partial + starts[r];
     const float share = a.reduce_max ? 1.0f : 1.0f / a.num_heads;
-    for (int t = 0; t < context; ++t) {
-      float value = parts[t];
+    for (int t = 0; t < context; t += W) {  // the parts are padded; the row may end inside a vector
+      vf value = load(parts + t);
       for (int h = 1; h < a.num_kv_heads; ++h) {
-        const float other = parts[h * padded + t];
-        value = a.reduce_max ? std::max(value, other) : value + other;
+        const vf other = load(parts + h * padded + t);
+        value = a.reduce_max ? maximum(value, other) : value + other;
       }
-      out[t] = a.accumulate ? out[t] + value * share : value * share;
+      value = value * share;
+      if (t + W <= context) {
+        store(out + t, a.accumulate ? load(out + t) + value : value);
+      } else {
+        for (int l = 0; t + l < context; ++l) out[t + l] = a.accumulate ? out[t + l] + value[l] : value[l];
+      }
     }
     if (!a.accumulate && a.out_columns > context) std::memset(out + context, 0, (a.out_columns - context) * sizeof(float));
   }

@@ -23,6 +23,7 @@ constexpr int W = MEMDECAY_WIDTH;
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef int8_t vb __attribute__((vector_size(W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
 
 static inline vf splat(float x) { return x - vf{}; }
@@ -32,15 +33,26 @@ static inline vf bits(vu u) { vf v; std::memcpy(&v, &u, sizeof v); return v; }
 static inline vu bits(vf f) { vu v; std::memcpy(&v, &f, sizeof v); return v; }
 static inline vf maximum(vf a, vf b) { return a > b ? a : b; }
 
+// Halves of halves: the sum or the maximum of all lanes in log2 W steps.
+template <int N, class Step>
+static inline float fold(const float* lanes, const Step& step) {
+  if constexpr (N == 1) {
+    return lanes[0];
+  } else {
+    float half[N / 2];
+    for (int i = 0; i < N / 2; ++i) half[i] = step(lanes[i], lanes[i + N / 2]);
+    return fold<N / 2>(half, step);
+  }
+}
 static inline float horizontal_max(vf v) {
-  float m = v[0];
-  for (int i = 1; i < W; ++i) m = v[i] > m ? v[i] : m;
-  return m;
+  float lanes[W];
+  store(lanes, v);
+  return fold<W>(lanes, [](float a, float b) { return a > b ? a : b; });
 }
 static inline float horizontal_sum(vf v) {
-  float s = 0;
-  for (int i = 0; i < W; ++i) s += v[i];
-  return s;
+  float lanes[W];
+  store(lanes, v);
+  return fold<W>(lanes, [](float a, float b) { return a + b; });
 }
 
 static inline vu widen(const uint16_t* p) {
@@ -62,6 +74,21 @@ static inline vf from_fp16(const uint16_t* p) {
   vu value = bits(bits(magnitude) * 0x1p112f);  // also right for subnormal numbers
   value = magnitude >= 0x0f800000u ? (magnitude | 0x7f800000u) : value;
   return bits(value | ((h & 0x8000u) << 16));
+#endif
+}
+
+// max(now - then, 0) of W clocks as floats.
+static inline vf ages(int64_t now, const int64_t* then) {
+#if defined(__AVX512DQ__)
+  const __m512i clock = _mm512_set1_epi64(now), zero = _mm512_setzero_si512();
+  const __m512i low = _mm512_max_epi64(_mm512_sub_epi64(clock, _mm512_loadu_si512(then)), zero);
+  const __m512i high = _mm512_max_epi64(_mm512_sub_epi64(clock, _mm512_loadu_si512(then + 8)), zero);
+  return reinterpret_cast<vf>(_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtepi64_ps(low)),
+                                                 _mm512_cvtepi64_ps(high), 1));
+#else
+  vf age;
+  for (int l = 0; l < W; ++l) age[l] = static_cast<float>(now > then[l] ? now - then[l] : 0);
+  return age;
 #endif
 }
 

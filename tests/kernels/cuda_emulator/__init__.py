@@ -1,0 +1,1 @@
+"""The CUDA kernels on the CPU, thread by thread: see ``emulator.h``."""
