@@ -92,7 +92,7 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
             if self._keys is None or self._keys.data_ptr() != kv_cache.data_ptr():
                 self._keys, self._layout = self._packed_keys(layer, kv_cache)
             attn_metadata.observed_rows.plan.add_layer(query, self._keys, self._layout, self.scale)
-            if (norms := attn_metadata.observed_rows.norms) is not None:
+            if (norms := attn_metadata.observed_rows.norms) is not None and self._layout is not None:
                 norms.add_layer(self._layout.unpack(self._keys.index_select(0, norms.pages)))
         return result
 
