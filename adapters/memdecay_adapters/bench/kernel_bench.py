@@ -240,6 +240,7 @@ def _score_and_select_us(tokens: int, form: str, seed: int) -> list[float]:
         salience_sum=some(9.0),
         salience_weight=rng.integers(1, 9, tokens).astype(np.float32),
         last_query_mass=some(0.01),
+        key_norm=some(20.0),
     )
     ranks = form == "rank"
     half_life = np.array([1e9, 300, 200, 50, 60, 80, 10], np.float32)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
+from memdecay_adapters.langchain.marking import tag
 from memdecay_adapters.langchain.prompt import build_prompt
-from memdecay_adapters.langchain.tags import tag
+from memdecay_adapters.langchain.region_rules import RegionRules
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import TraceError
 from memdecay_agents.evaluation.traces import Message, TokenFact, TokenTrace, Trace
@@ -55,7 +56,9 @@ def tokenise_trace(trace: Trace, tokenizer: Any, config: MemDecayConfig) -> Toke
     Raises:
         TraceError: a fact's text does not occur in the rendered prompt behind its message's beginning.
     """
-    prompt = build_prompt(as_langchain(trace.messages), tokenizer, config=config, add_generation_prompt=False)
+    rules = RegionRules(newest_of_regions=())  # what replaces what, and from when on, the trace says itself
+    messages = as_langchain(trace.messages)
+    prompt = build_prompt(messages, tokenizer, config=config, add_generation_prompt=False, rules=rules)
     offsets = np.asarray(
         tokenizer(prompt.text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"], dtype=np.int64
     )
