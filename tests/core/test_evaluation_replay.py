@@ -10,7 +10,7 @@ from memdecay_agents.errors import ConfigError, TraceError
 from memdecay_agents.evaluation.outcome_store import OutcomeStore
 from memdecay_agents.evaluation.outcomes import FactOutcome, at_risk, survived
 from memdecay_agents.evaluation.recording import AttentionRecording
-from memdecay_agents.evaluation.replay import Replay, turn_spans
+from memdecay_agents.evaluation.replay import Replay, _Session, turn_spans
 from memdecay_agents.evaluation.schedule import computed_at_end, turn_steps
 from memdecay_agents.evaluation.traces import TokenFact, TokenTrace, Turn
 from memdecay_agents.evaluation.variants import BASELINES, Variant, variants_of
@@ -105,6 +105,21 @@ def test_without_a_budget_nothing_goes_and_with_one_it_holds():
             assert len(result.held_pages) <= trace.n_tokens // 2 // 16
             system = [e for e in result.evictions if e.token_start < 30 or 305 <= e.token_start < 335]
             assert (not system) or not variant.pinned
+
+
+def test_while_decoding_also_the_page_being_written_is_within_the_budget(monkeypatch):
+    held = []
+    step = _Session.step
+
+    def watched(self, now):
+        step(self, now)
+        if now.is_decode:
+            held.append(len(self.held))
+
+    monkeypatch.setattr(_Session, "step", watched)
+    trace = trace_of((("user", 120), ("scratchpad", 150)))
+    Replay().run(trace, recording_of(trace.n_tokens), Variant("recency", pinned=False), 0.5)
+    assert max(held) == round(0.5 * 270) // 16
 
 
 def test_recency_keeps_the_first_page_and_the_newest():

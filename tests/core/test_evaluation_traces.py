@@ -117,7 +117,7 @@ def test_facts_of_a_trace_without_probes_are_what_later_calls_quote():
         call("orders"),
         result('{"order_id": 12446, "note": "left at 1244"}'),
         call("cancel", order_id=12446, reason="no"),
-        result('{"order_id": 12446}'),
+        result('{"order_id": 12446, "other": 77120}'),
         {"role": "user", "content": "And 77120?"},
         call("cancel", order_id=77120),
         call("cancel", order_id=1244),
