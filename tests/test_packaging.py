@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -73,6 +75,19 @@ def test_doctor_passes_on_a_machine_that_runs_the_tests():
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout
     assert '"check": "vllm"' in done.stdout
+    kernels = next(finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "kernels")
+    assert kernels["status"] == "ok"
+    assert kernels["found"].startswith("native (")
+
+
+@pytest.mark.parametrize(("choice", "status"), [("reference", "ok"), ("sse9", "failed")])
+def test_doctor_says_which_kernels_run(choice, status):
+    command = [sys.executable, "-m", "memdecay_agents", "doctor", "--json"]
+    environment = {**os.environ, "MEMDECAY_KERNELS": choice}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    kernels = next(finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "kernels")
+    assert kernels["status"] == status
+    assert choice in kernels["found"]
 
 
 def test_doctor_says_what_to_do_about_a_missing_model(tmp_path):

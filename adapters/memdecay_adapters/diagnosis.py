@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -29,7 +30,7 @@ class Finding:
 def run_checks(model: str | None) -> list[Finding]:
     """Run all checks; none raises."""
     checks: list[Callable[[], Finding]] = [
-        _python, _vllm, _compiler, _torch, _page_size, _memory, _threads, lambda: _model(model)
+        _python, _vllm, _compiler, _torch, _kernels, _page_size, _memory, _threads, lambda: _model(model)
     ]  # fmt: skip
     return [_guarded(check) for check in checks]
 
@@ -76,7 +77,22 @@ def _torch() -> Finding:
     if torch.cuda.is_available():
         return Finding("backend", "warning", f"torch {torch.__version__} with CUDA",
                        "The CUDA worker was never run: use the extra 'cpu', or allow_untested_gpu=True.")  # fmt: skip
-    return Finding("backend", "ok", f"torch {torch.__version__}, {', '.join(features) or 'baseline'}; torch kernels")
+    return Finding("backend", "ok", f"torch {torch.__version__}, {', '.join(features) or 'baseline'}")
+
+
+def _kernels() -> Finding:
+    from memdecay_kernels import implementation_name
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            name = implementation_name()
+        except ValueError as error:
+            return Finding("kernels", "failed", str(error), "Unset MEMDECAY_KERNELS, or name one that runs here.")
+    if name == "reference" and os.environ.get("MEMDECAY_KERNELS") != "reference":
+        reason = str(said[0].message) if said else "the native library was not built"
+        return Finding("kernels", "warning", f"torch and numpy: {reason}", "Install g++ and reinstall memdecay-agents.")
+    return Finding("kernels", "ok", name)
 
 
 def _page_size() -> Finding:

@@ -17,6 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from memdecay_adapters.langchain.marking import tag
 from memdecay_adapters.langchain.prompt import TaggedPrompt, build_prompt, chat_template_of, template_conversation
 from memdecay_adapters.langchain.regions import infer_parts
+from memdecay_adapters.langchain.tags import message_text
 from memdecay_adapters.langchain.templates.render import fallback_count
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import UnsupportedError
@@ -123,20 +124,43 @@ def test_text_ids_and_partition_are_exact(
     assert sum(prompt.region_tokens.values()) == len(prompt.token_ids)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(messages=conversations(), cut=st.integers(0, 20), with_tools=st.booleans())
+def with_words(messages: list[BaseMessage]) -> list[BaseMessage]:
+    """The conversation with a word of its own in each message that is blank, and no tag on an answer that thinks.
+
+    Templates move blank texts about and drop thoughts of earlier turns: equal tokens then need not be the same text.
+    """
+    changed = []
+    for index, message in enumerate(messages):
+        thinks = "think" in str(message.content) or "reasoning" in str(message.content)
+        update: dict[str, Any] = {}
+        if isinstance(message.content, str) and not message.content.strip():
+            update["content"] = f"word{index}"
+        if thinks and isinstance(message, AIMessage):
+            update["additional_kwargs"] = {k: v for k, v in message.additional_kwargs.items() if k != "memdecay"}
+        changed.append(message.model_copy(update=update) if update else message)
+    return changed
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(messages=conversations().map(with_words), cut=st.integers(0, 20), with_tools=st.booleans())
 def test_no_region_changes_inside_the_common_prefix(
     family: Family, messages: list[BaseMessage], cut: int, with_tools: bool
 ) -> None:
     length = 1 + cut % len(messages)
     shorter = messages[:length]
     assume(any(isinstance(m, HumanMessage) for m in shorter))
-    if family.name.startswith(
-        "deepseek"
-    ):  # the next message's first words close the tool results, or else the end does
+    if family.name.startswith("deepseek"):
+        # the next message's first words close the tool results, or else the end does
         assume(not isinstance(shorter[-1], ToolMessage))
     generates = length < len(messages) and isinstance(messages[length], AIMessage)
-    assume(family.name != "gemma4" or generates)  # a call and its result are one turn there: no end between them
+    if family.name == "gemma4":
+        # a call and its result are one turn there, with no end between them, and an empty answer leaves no trace
+        assume(generates and (message_text(messages[length]).strip() or messages[length].tool_calls))
+    if family.name.startswith("mistral"):
+        # the system message moves to the newest user message: there a text that could be either proves nothing
+        rules = [message_text(m).strip() for m in messages if isinstance(m, SystemMessage)]
+        said = "".join(message_text(m) for m in messages if isinstance(m, HumanMessage))
+        assume(all(len(rule) > 2 and rule[:3] not in said for rule in rules))
     region = "scratchpad"
     if generates:  # what a model writes is of one region
         answer = infer_parts(messages[length], CONFIG.region_names)

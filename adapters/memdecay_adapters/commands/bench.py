@@ -142,6 +142,29 @@ def adapters(
         raise typer.Exit(1)
 
 
+@bench.command()
+def chat(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face id or folder.")] = None,
+) -> None:
+    """What the chat model adds to a warm call of a 1,000-token turn: everything in Python outside the engine.
+
+    Ends with 1 when the bound is missed.
+    """
+    from memdecay_adapters.bench.chat_overhead import run_chat_overhead
+    from memdecay_adapters.engine import MemDecayEngine
+
+    console = Console(stderr=True)
+    with console.status("turns of a conversation"), MemDecayEngine(model) as running:
+        values = run_chat_overhead(running)
+    if json_file is not None:
+        json_file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    _print(values, Console())
+    if values["failed_bounds"]:
+        console.print(f"[bold red]missed[/] {', '.join(values['failed_bounds'])}")
+        raise typer.Exit(1)
+
+
 def _print(values: dict[str, Any], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("figure", "value", "95 % interval", "bound"):
