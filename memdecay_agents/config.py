@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -30,9 +31,8 @@ MAX_REGIONS = 100
 class MemDecayConfig(BaseModel):
     """What is kept and why, as numbers. Immutable, picklable, and equal to what its own JSON makes.
 
-    ``clock_unit`` defaults to tokens: most of an agent's tokens are prefilled, and with decode steps a
-    3,000-token tool result would take no time at all, so that nothing before it would age. Whether that is
-    the better clock is for evaluation to decide; ``paper`` mode uses decode steps, as published.
+    ``clock_unit`` defaults to decode steps, as published: what an agent was given stays young until it has written
+    something, however long it is. Evaluation preferred that to a clock in tokens (EVALUATION.md).
 
     Raises:
         ConfigError: a value is out of range, of the wrong type, unknown, or contradicts another.
@@ -50,14 +50,21 @@ class MemDecayConfig(BaseModel):
     policy_pins: bool = True
     """False: pins are ignored, for baselines without pins. Sinks and the recent window stay protected."""
 
-    clock_unit: ClockUnit = "tokens"
+    clock_unit: ClockUnit = "decode_steps"
     """What one tick is. Half-lives of profiles made for another unit are refused."""
 
-    decay_form: Literal["exponential", "power_law"] = "power_law"
+    decay_form: Literal["exponential", "power_law"] = "exponential"
     """g(dt) of the default policy: 2 ** (-dt / h), or 1 / (1 + dt / h). ``paper`` is always exponential."""
 
-    alpha: float = Field(default=3.0, ge=0.0)
-    """Weight of the attention ranks in the default policy, against base priorities of about 1."""
+    alpha: float = Field(default=1.0, ge=0.0)
+    """Weight of the two rank terms in the default policy, against base priorities of at most 1."""
+
+    key_norm_share: float = Field(default=0.9, ge=0.0, le=1.0)
+    """Part of ``alpha`` that is the rank of a token's key norm (small ranks high); salience has the rest. Ours."""
+
+    quota_bonus: float | None = Field(default=0.25, ge=0.0)
+    """What a page inside its region's quota gains in the order beside its structural part, which counts only there;
+    None: no page outside a quota stays before one inside. Ours."""
 
     ewma_factor: float = Field(default=0.1, gt=0.0, le=1.0)
     """Weight of one query in the moving average of raw mass: 0.1 sees about ten queries. Ours."""
@@ -91,7 +98,7 @@ class MemDecayConfig(BaseModel):
     recent_tokens: int = Field(default=32, ge=0)
     """Pages that touch this many newest tokens are never evicted."""
 
-    salience_neighbours: int = Field(default=16, ge=1, le=512)
+    salience_neighbours: int = Field(default=8, ge=1, le=512)
     """Salience compares a token with this many retained neighbours on each side."""
 
     salience_min_age_tokens: int = Field(default=16, ge=0)
@@ -195,6 +202,22 @@ class MemDecayConfig(BaseModel):
         """A configuration for a policy by name, with the clock that the policy needs."""
         return cls.paper(**overrides) if policy == "paper" else cls(**{"policy": policy, **overrides})
 
+    @classmethod
+    def from_profile(cls, path: str | Path, *, context_tokens: int | None = None, **overrides: Any) -> MemDecayConfig:
+        """A configuration with the half-lives of a profile file that ``memdecay calibrate`` wrote.
+
+        Args:
+            path: the file.
+            context_tokens: how long the agent's contexts become; the nearest one measured counts. None: the longest.
+            overrides: fields laid over the profile's.
+
+        Raises:
+            ConfigError: the file is no profile, or a field is wrong.
+        """
+        from memdecay_agents.calibration.profiles import ProfileFile
+
+        return ProfileFile.load(Path(path)).config(context_tokens, **overrides)
+
     def with_default_budget(self, budget: Any) -> MemDecayConfig:
         """The same configuration with a default budget for all agents that it names none for.
 
@@ -246,7 +269,7 @@ def _with_all_regions(data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
     given = data.get("regions", {})
-    unit = data.get("clock_unit", "tokens")
+    unit = data.get("clock_unit", "decode_steps")
     if not isinstance(given, Mapping) or unit not in ("decode_steps", "tokens", "turns"):
         return data
     profiles = default_profiles(unit, paper=data.get("policy") == "paper" and unit == "decode_steps")

@@ -106,6 +106,12 @@ class ModelError(MemDecayError):
     code = "model"
 
 
+class TraceError(MemDecayError):
+    """A trace, a recording or a set of traces that evaluation or calibration cannot use."""
+
+    code = "trace"
+
+
 class EngineError(MemDecayError):
     """The embedded engine is closed, was forked, or stopped on a fault."""
 

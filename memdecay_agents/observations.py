@@ -58,6 +58,9 @@ class Observation:
     """Whether the queries are generated tokens; both kinds count alike as evidence."""
     last_query_mass: FloatArray | None = None
     """float32 [m]: mass of the newest query alone, where it was measured."""
+    key_norms: FloatArray | None = None
+    """float32 [k], k <= m: Euclidean norms of the keys of the newest k retained tokens, mean over key heads and
+    layers, where they were measured."""
 
     def __post_init__(self) -> None:
         """Convert to the declared types, then check."""
@@ -75,6 +78,12 @@ class Observation:
             if self.last_query_mass.shape != self.mass.shape:
                 raise _error(f"{self.last_query_mass.shape} last-query masses for {self.mass.shape} masses")
             _check_mass("last_query_mass", self.last_query_mass)
+        if self.key_norms is not None:
+            object.__setattr__(self, "key_norms", np.asarray(self.key_norms, dtype=np.float32))
+            if self.key_norms.ndim != 1 or self.key_norms.size > self.mass.size:
+                raise _error(f"{self.key_norms.shape} key norms for {self.mass.shape} masses")
+            if not np.isfinite(self.key_norms).all() or (self.key_norms.size and float(self.key_norms.min()) < 0.0):
+                raise _error("key_norms holds a value that is no norm")
 
 
 def _check_mass(name: str, mass: FloatArray) -> None:

@@ -98,6 +98,11 @@ class PageView:
         return self.gather(self.columns.last_query_mass)
 
     @cached_property
+    def key_norm(self) -> FloatArray:
+        """float32 [P, page]: Euclidean norm of the token's key; 0 where never measured."""
+        return self.gather(self.columns.key_norm)
+
+    @cached_property
     def valid(self) -> BoolArray:
         """bool [P, page]: the token is processed (the last page may be partial)."""
         known = min(self.processed_tokens, self.n_tokens)

@@ -73,51 +73,60 @@ class RegionProfile(BaseModel):
         return self.base_priority if self.quota_weight is None else self.quota_weight
 
 
-_BASE_PRIORITY: Mapping[str, float] = {
+_PAPER_BASE_PRIORITY: Mapping[str, float] = {
     "system": 1.0, "user": 0.9, "plan": 0.8, "retrieval": 0.6, "tool_out": 0.5, "tool_in": 0.3, "scratchpad": 0.2,
 }  # fmt: skip
-# Ours: the published summary names b_r and gives no values. The user region stands high, with the quota
-# that follows from it as a floor, because lost user messages are what people complain about elsewhere.
+# Ours: the published summary names b_r and gives no values.
+
+_BASE_PRIORITY: Mapping[str, float] = {
+    "system": 1.0, "tool_out": 1.0, "user": 0.09, "plan": 0.08, "retrieval": 0.06, "tool_in": 0.03, "scratchpad": 0.02,
+}  # fmt: skip
+_QUOTA_WEIGHT: Mapping[str, float] = {"tool_out": 3.0}
+# Ours, from replays (EVALUATION.md): the next call quotes a fresh tool result, so it is worth most until the
+# agent has written something, and nothing more later on; of the other regions age says little, and each has a share.
 
 _MEASURED_HALF_LIFE_STEPS: Mapping[str, float] = {
     "user": 58.0, "retrieval": 52.0, "plan": 37.0, "tool_out": 30.0, "scratchpad": 22.0, "tool_in": 16.0,
 }  # fmt: skip
 # Ours: decode steps, SmolLM2-135M-Instruct, traces of ~450 tokens, first 16 tokens left out.
 
+TOOL_RESULT_HALF_LIFE_STEPS = 8.0
+"""Ours: how soon a tool result's priority halves once the agent writes, unless attention refreshes it."""
+
 TOKENS_PER_DECODE_STEP = 10.0
-"""Ours: positions computed for one generated token, in agents that mostly read. It turns measured half-lives
-(decode steps) into the default ones (tokens)."""
-
-_TURNS_HALF_LIFE: Mapping[str, float] = {
-    "user": 6.0, "retrieval": 5.0, "plan": 4.0, "tool_out": 3.0, "scratchpad": 2.0, "tool_in": 1.5,
-}  # fmt: skip
-# Ours: a guess in the measured order. Calibrate before relying on it.
+"""Ours: positions computed for one generated token, in agents that mostly read; for a clock in tokens."""
 
 
-def _profiles(half_lives: Mapping[str, float], unit: ClockUnit) -> dict[str, RegionProfile]:
+def _profiles(tool_out_half_life: float, unit: ClockUnit) -> dict[str, RegionProfile]:
     return {
         name: RegionProfile(
             base_priority=_BASE_PRIORITY[name],
-            half_life_ticks=half_lives.get(name),
+            half_life_ticks=tool_out_half_life if name == "tool_out" else None,
             half_life_unit=unit,
             pinned=name == "system",
+            quota_weight=_QUOTA_WEIGHT.get(name, 1.0),
         )
         for name in REGIONS
     }
 
 
-DEFAULT_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(
-    _profiles({name: steps * TOKENS_PER_DECODE_STEP for name, steps in _MEASURED_HALF_LIFE_STEPS.items()}, "tokens")
-)
-"""Profiles of the default policy, clock in tokens: our measured half-lives times ``TOKENS_PER_DECODE_STEP``.
-The system region is pinned and does not decay. Base priorities are ours. They were measured at one trace
-length and grow with it: calibrate per context length for anything that matters."""
+DEFAULT_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(_profiles(TOOL_RESULT_HALF_LIFE_STEPS, "decode_steps"))
+"""Profiles of the default policy, clock in decode steps. The system region is pinned. All numbers are ours, chosen by
+replays with one small model: see EVALUATION.md, and tune for your own agent."""
 
-_DECODE_STEP_PROFILES: Mapping[str, RegionProfile] = _profiles(_MEASURED_HALF_LIFE_STEPS, "decode_steps")
-_TURN_PROFILES: Mapping[str, RegionProfile] = _profiles(_TURNS_HALF_LIFE, "turns")
+_TOKEN_PROFILES: Mapping[str, RegionProfile] = _profiles(TOOL_RESULT_HALF_LIFE_STEPS * TOKENS_PER_DECODE_STEP, "tokens")
+_TURN_PROFILES: Mapping[str, RegionProfile] = _profiles(1.0, "turns")
 
 PAPER_PROFILES: Mapping[str, RegionProfile] = MappingProxyType(
-    _profiles({**_MEASURED_HALF_LIFE_STEPS, "system": 168.0, "scratchpad": 15.0}, "decode_steps")
+    {
+        name: RegionProfile(
+            base_priority=_PAPER_BASE_PRIORITY[name],
+            half_life_ticks={**_MEASURED_HALF_LIFE_STEPS, "system": 168.0, "scratchpad": 15.0}[name],
+            half_life_unit="decode_steps",
+            pinned=name == "system",
+        )
+        for name in REGIONS
+    }
 )
 """Profiles of ``paper`` mode, clock in decode steps. Published: system 148-189 and scratchpad 14-16 (the
 middle of each is used). The other five half-lives and all base priorities are ours, since the publication gives
@@ -129,5 +138,5 @@ def default_profiles(clock_unit: ClockUnit, *, paper: bool = False) -> dict[str,
     """The seven profiles for a clock: ``paper`` ones, or the default policy's."""
     if paper:
         return dict(PAPER_PROFILES)
-    by_unit = {"tokens": DEFAULT_PROFILES, "decode_steps": _DECODE_STEP_PROFILES, "turns": _TURN_PROFILES}
+    by_unit = {"tokens": _TOKEN_PROFILES, "decode_steps": DEFAULT_PROFILES, "turns": _TURN_PROFILES}
     return dict(by_unit[clock_unit])

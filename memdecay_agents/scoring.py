@@ -24,8 +24,8 @@ PARTS = ("structure", "attention", "salience")
 """Names of the parts, in order."""
 
 
-def token_parts(view: PageView, terms: Terms) -> dict[str, FloatArray]:
-    """The parts of each token's score, float32 [P, page] each; ranks are 0 on pages that are not evictable."""
+def token_structure(view: PageView, terms: Terms) -> FloatArray:
+    """The decaying priority of each token's region, float32 [P, page]."""
     age = view.age_ticks.astype(np.float32)
     if terms.decay_form == "power_law":
         decay = np.float32(1.0) / (np.float32(1.0) + age / terms.half_life_ticks[view.region])
@@ -35,9 +35,14 @@ def token_parts(view: PageView, terms: Terms) -> dict[str, FloatArray]:
     if view.flags.any():
         superseded = (view.flags & np.int8(SpanFlag.SUPERSEDED)) != 0
         priority = np.where(superseded, priority * np.float32(terms.superseded_factor), priority)
+    return np.asarray(priority * decay, dtype=np.float32)
+
+
+def token_parts(view: PageView, terms: Terms) -> dict[str, FloatArray]:
+    """The parts of each token's score, float32 [P, page] each; ranks are 0 on pages that are not evictable."""
     attention = view.gather(getattr(view.columns, terms.attention_column))
     return {
-        "structure": priority * decay,
+        "structure": token_structure(view, terms),
         "attention": np.float32(terms.attention_weight) * _term(view, attention, terms.attention_form),
         "salience": np.float32(terms.salience_weight) * _term(view, view.salience, terms.salience_form),
     }

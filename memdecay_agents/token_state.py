@@ -33,6 +33,7 @@ _COLUMNS = {
     "salience_sum": np.float32,
     "salience_weight": np.float32,
     "last_query_mass": np.float32,
+    "key_norm": np.float32,
 }
 _CACHE_COLUMNS = tuple(name for name in _COLUMNS if name not in ("region", "flags", "pinned"))
 
@@ -65,6 +66,8 @@ class TokenState:
         self.computed_tokens = 0
         self.clock_ticks = 0
         self.observed_queries = 0
+        self.normed_tokens = 0
+        """Tokens from here on have no key norm yet."""
         self.pins: frozenset[str] = frozenset()
         self.output_region = "scratchpad"
         self._columns: dict[str, np.ndarray] = {name: np.zeros(0, dtype) for name, dtype in _COLUMNS.items()}
@@ -74,6 +77,7 @@ class TokenState:
         self.computed_tokens = 0
         self.clock_ticks = 0
         self.observed_queries = 0
+        self.normed_tokens = 0
         for name in _CACHE_COLUMNS:
             self._columns[name][:] = 0
 
@@ -141,6 +145,7 @@ class TokenState:
             column[n_tokens : self.n_tokens] = 0
         self.n_tokens = n_tokens
         self.computed_tokens = min(self.computed_tokens, n_tokens)
+        self.normed_tokens = min(self.normed_tokens, n_tokens)
 
     def reserve(self, n_tokens: int) -> None:
         """Have room for ``n_tokens`` tokens, in whole pages, without registering any."""
@@ -218,6 +223,10 @@ class TokenState:
                 self.clock_ticks,
             )  # fmt: skip
         self.observed_queries += weight
+        norms = observation.key_norms
+        if norms is not None and norms.size:
+            self._columns["key_norm"][index[-norms.size :]] = norms
+            self.normed_tokens = max(self.normed_tokens, int(index[-1]) + 1)
 
     def _take_in(self, observation: Observation) -> None:
         """The same without the native library."""
@@ -291,3 +300,8 @@ class TokenState:
     def last_query_mass(self) -> FloatArray:
         """float32 [n]: raw mass from the newest measurement that saw the token."""
         return self._columns["last_query_mass"][: self.n_tokens]
+
+    @property
+    def key_norm(self) -> FloatArray:
+        """float32 [n]: Euclidean norm of the token's key; 0 where it was not measured."""
+        return self._columns["key_norm"][: self.n_tokens]

@@ -31,6 +31,8 @@ class TokenColumns(NamedTuple, Generic[Array]):
     """float32 ``[n]``: queries that the salience comes from."""
     last_query_mass: Array
     """float32 ``[n]``: raw mass of the newest query that was measured."""
+    key_norm: Array
+    """float32 ``[n]``: Euclidean norm of the token's key, mean over key heads and layers; 0: not measured."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class ScoreTerms(Generic[Array]):
     decay_form: Literal["exponential", "power_law"] = "exponential"
     superseded_factor: float = 1.0
     """Base priority of superseded tokens is multiplied by this."""
-    attention_column: Literal["ewma_mass", "accumulated_relative", "last_query_mass"] = "ewma_mass"
+    attention_column: Literal["ewma_mass", "accumulated_relative", "last_query_mass", "key_norm"] = "ewma_mass"
+    """What A is; a key's norm says how little attention it draws: weigh it below zero."""
     attention_weight: float = 0.0
     """w_a (published: alpha)."""
     attention_form: Literal["magnitude", "rank"] = "magnitude"

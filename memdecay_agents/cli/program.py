@@ -12,12 +12,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from memdecay_agents.errors import BudgetError, ConfigError, HintsError, MemDecayError, RegionError, SpanError, TagError
+from memdecay_agents.errors import (
+    BudgetError,
+    ConfigError,
+    HintsError,
+    MemDecayError,
+    RegionError,
+    SpanError,
+    TagError,
+    TraceError,
+)
 
 COMMANDS_GROUP = "memdecay.commands"
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
-_BAD_INPUT = (ConfigError, BudgetError, RegionError, SpanError, TagError, HintsError)
+_BAD_INPUT = (ConfigError, BudgetError, RegionError, SpanError, TagError, HintsError, TraceError)
 
 
 def build_app() -> typer.Typer:

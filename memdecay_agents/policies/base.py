@@ -35,6 +35,9 @@ class Policy(ABC):
     uses_attention: ClassVar[bool] = True
     """False for a policy whose order depends on no attention: the engine then measures none."""
 
+    uses_key_norms: ClassVar[bool] = False
+    """True for a policy that reads key norms: the engine then measures them, each token's once."""
+
     def __init__(self, config: MemDecayConfig) -> None:
         """Keep the configuration."""
         self.config = config

@@ -1,14 +1,17 @@
-"""The default: decay by region, ranks of accumulated attention and of salience, soft quotas by region.
+"""The default: priority of what is young in its region, ranks of salience and of key norms, soft quotas by region.
 
-    s_i = b_r g(dt_i) + alpha (rank(acc_i) + rank(sal_i)) / 2        page score = mean
+    s_i = b_r g(dt_i) + alpha ((1 - k) rank(salience_i) - k rank(norm_i))        page score = mean
+    order by  score  + bonus where the page is inside its region's quota, - its b_r g part where it is not;
+              superseded pages go before all others
 
-g is the power law 1 / (1 + dt / h_r) or the exponential 2 ** (-dt / h_r); ranks are taken among the tokens of
-the session's evictable pages. Ours, built on MemDecay (regions, decay, refresh, pins); accumulated attention
-is from H2O (arXiv 2306.14048). Ranks instead of masses answer the publication's own open point, that the
-attention term needs its magnitude normalised.
+So a quota bounds what a region can claim by its priority: a fresh tool result as long as the budget takes its share.
 
-Limits: like every score that does not know the question, it cannot save a fact that is never attended to
-again; only a pin, a quota or a tier to come back from can. Parameters were tuned on one small model.
+g is the exponential 2 ** (-dt / h_r) or the power law 1 / (1 + dt / h_r); ranks are taken among the tokens of the
+session's evictable pages. Ours, built on MemDecay (regions, decay, refresh, pins); that small keys are worth keeping is
+from arXiv 2406.11430. Ranks instead of magnitudes answer the publication's own open point, that the attention term
+needs its magnitude normalised. What was tried and why this stayed: EVALUATION.md.
+
+Limits: like every score that does not know the question, it guesses. Parameters were chosen with one small model.
 """
 
 from __future__ import annotations
@@ -21,14 +24,15 @@ from memdecay_agents.arrays import FloatArray, IndexArray
 from memdecay_agents.pages import PageView
 from memdecay_agents.policies.base import Policy, ascending
 from memdecay_agents.quotas import inside_quota, quota_pages
-from memdecay_agents.scoring import Terms, page_parts, token_parts
+from memdecay_agents.scoring import Terms, page_parts, token_parts, token_structure
 from memdecay_kernels.terms import ScoreTerms
 
 
 class MemDecayPolicy(Policy):
-    """Reads ``alpha``, ``decay_form``, ``superseded_factor`` and the region profiles."""
+    """Reads ``alpha``, ``key_norm_share``, ``quota_bonus``, ``decay_form``, ``superseded_factor`` and the profiles."""
 
     name: ClassVar[str] = "memdecay"
+    uses_key_norms = True
 
     def _terms(self, view: PageView) -> Terms:
         return ScoreTerms(
@@ -37,27 +41,28 @@ class MemDecayPolicy(Policy):
             half_life_ticks=view.table.half_life_ticks,
             decay_form=self.config.decay_form,
             superseded_factor=self.config.superseded_factor,
-            attention_column="accumulated_relative",
-            attention_weight=self.config.alpha / 2.0,
+            attention_column="key_norm",
+            attention_weight=-self.config.alpha * self.config.key_norm_share,
             attention_form="rank",
-            salience_weight=self.config.alpha / 2.0,
+            salience_weight=self.config.alpha * (1.0 - self.config.key_norm_share),
             salience_form="rank",
         )
 
     def token_scores(self, view: PageView) -> FloatArray:
-        """Structure + attention + salience, float32 [P, page]; ranks are 0 on pages that are not evictable."""
-        structure, attention, salience = token_parts(view, self._terms(view)).values()
-        return structure + attention + salience
+        """Structure + key norm + salience, float32 [P, page]; ranks are 0 on pages that are not evictable."""
+        structure, key_norm, salience = token_parts(view, self._terms(view)).values()
+        return structure + key_norm + salience
 
     def score_parts(self, view: PageView) -> dict[str, FloatArray]:
-        """The decaying ``structure`` and the two rank terms, ``attention`` and ``salience``."""
-        return page_parts(view, self._terms(view))
+        """The decaying ``structure`` and the two rank terms, ``key_norm`` (at most 0) and ``salience``."""
+        structure, key_norm, salience = page_parts(view, self._terms(view)).values()
+        return {"structure": structure, "key_norm": key_norm, "salience": salience}
 
     def order(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> IndexArray:
-        """Superseded pages, then pages outside every quota, then the pages inside one; each by rising score.
+        """Superseded pages, then the others by rising score after what quotas give and take; see ``quota_bonus``.
 
-        Superseded pages go first whatever attention says: what they hold was often attended to a lot before it was
-        replaced. ``superseded_factor=1`` leaves them among those outside a quota.
+        Superseded pages go first whatever the model says of them: what they hold was often attended to a lot before it
+        was replaced. ``superseded_factor=1`` leaves them among those outside a quota.
         """
         candidates = view.evictable
         pages, scores, region = (
@@ -71,5 +76,9 @@ class MemDecayPolicy(Policy):
         stays = budget_pages - (view.n_pages - pages.shape[0])
         inside = inside_quota(region, scores, eligible, quota_pages(weight, present, stays))
         first = ~eligible if self.config.superseded_factor < 1.0 else np.zeros_like(eligible)
-        groups = (first, ~inside & ~first, inside)
+        groups = [first, ~inside & ~first, inside]
+        if self.config.quota_bonus is not None:
+            structure = view.page_mean(token_structure(view, self._terms(view)))[candidates]
+            moved = np.where(inside, np.float32(self.config.quota_bonus), -structure)
+            scores, groups = np.asarray(scores + moved, dtype=np.float32), [first, ~first]
         return np.concatenate([ascending(pages[group], scores[group]) for group in groups])

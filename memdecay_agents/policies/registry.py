@@ -10,6 +10,7 @@ from memdecay_agents.errors import PolicyError
 from memdecay_agents.policies.accumulated_attention import AccumulatedAttentionPolicy
 from memdecay_agents.policies.base import Policy
 from memdecay_agents.policies.full import FullPolicy
+from memdecay_agents.policies.key_norm import KeyNormPolicy
 from memdecay_agents.policies.last_query import LastQueryPolicy
 from memdecay_agents.policies.memdecay import MemDecayPolicy
 from memdecay_agents.policies.paper import PaperPolicy
@@ -26,6 +27,7 @@ _SHIPPED: tuple[type[Policy], ...] = (
     RecencyPolicy,
     AccumulatedAttentionPolicy,
     LastQueryPolicy,
+    KeyNormPolicy,
     FullPolicy,
 )
 _factories: dict[str, PolicyFactory] = {policy.name: policy for policy in _SHIPPED}

@@ -42,7 +42,7 @@ def observation(token_index, rng: np.random.Generator, queries: int = 1) -> Obse
     """Random attention on the given tokens, peaked, summing to 1."""
     index = np.asarray(token_index, dtype=np.int64)
     mass = rng.random(index.size) ** 6
-    return Observation(index, mass / mass.sum(), queries)
+    return Observation(index, mass / mass.sum(), queries, key_norms=1.0 + rng.random(index.size))
 
 
 def state_of(spans, config: MemDecayConfig, *, observations: int = 3, seed: int = 0) -> TokenState:

@@ -67,8 +67,13 @@ def test_defaults_pin_system_and_rank_user_high_without_a_pin():
     config = MemDecayConfig()
     assert config.regions == dict(DEFAULT_PROFILES)
     assert [name for name, profile in config.regions.items() if profile.pinned] == ["system"]
-    unpinned = {name: profile.base_priority for name, profile in config.regions.items() if not profile.pinned}
-    assert max(unpinned, key=unpinned.get) == "user"
+    lasting = {
+        name: profile.base_priority
+        for name, profile in config.regions.items()
+        if not profile.pinned and profile.half_life_ticks is None
+    }
+    assert max(lasting, key=lasting.get) == "user"
+    assert config.regions["user"].effective_quota_weight > 0
 
 
 def test_paper_mode_counts_decode_steps_with_the_published_half_lives():
@@ -79,7 +84,7 @@ def test_paper_mode_counts_decode_steps_with_the_published_half_lives():
     assert MemDecayConfig.for_policy("paper") == MemDecayConfig.paper()
     assert MemDecayConfig.for_policy("random", seed=3) == MemDecayConfig(policy="random", seed=3)
     with pytest.raises(ConfigError, match=r"decode_steps.*MemDecayConfig\.paper"):
-        MemDecayConfig(policy="paper")
+        MemDecayConfig(policy="paper", clock_unit="tokens")
 
 
 def test_some_fields_of_a_default_region_can_be_changed_alone():
@@ -90,7 +95,7 @@ def test_some_fields_of_a_default_region_can_be_changed_alone():
 
 
 def test_profiles_for_another_clock_are_refused():
-    with pytest.raises(ConfigError, match=r"regions\['plan'\].*made for tokens.*clock is turns"):
+    with pytest.raises(ConfigError, match=r"regions\['plan'\].*made for decode_steps.*clock is turns"):
         MemDecayConfig(clock_unit="turns", regions={"plan": DEFAULT_PROFILES["plan"]})
 
 

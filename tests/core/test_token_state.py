@@ -114,6 +114,22 @@ def test_paper_refreshes_on_the_raw_mass_and_never_never_does():
     assert TokenState(MemDecayConfig.paper()).refresh.kind == "raw_mass"
 
 
+def test_key_norms_of_the_newest_tokens_are_kept_and_later_ones_are_asked_for():
+    state = user_state(40)
+    kept = np.asarray([0, 1, 2, 30, 31, 32])
+    mass = np.full(6, 1 / 6)
+    state.observe(Observation(kept, mass, key_norms=[3.0, 2.0, 1.0]))
+    assert state.normed_tokens == 33
+    assert state.key_norm[[0, 2, 30, 31, 32]].tolist() == [0.0, 0.0, 3.0, 2.0, 1.0]
+    state.observe(Observation(kept, mass))
+    assert state.normed_tokens == 33
+    state.truncate(31)
+    assert state.normed_tokens == 31
+    state.reset_cache()
+    assert state.normed_tokens == 0
+    assert not state.key_norm.any()
+
+
 def test_last_query_mass_is_taken_where_it_was_measured():
     state = user_state(3)
     state.observe(Observation([0, 1, 2], [0.2, 0.3, 0.5], 4, last_query_mass=[0.6, 0.4, 0.0]))
@@ -137,6 +153,9 @@ def test_last_query_mass_is_taken_where_it_was_measured():
         (([0], [0.5], 0), "0 represented"),
         (([0], [0.5], 1, True, [0.1, 0.2]), "last-query"),
         (([0], [0.5], 1, True, [math.nan]), "last_query_mass holds NaN"),
+        (([0], [0.5], 1, True, None, [1.0, 1.0]), "2,.*key norms"),
+        (([0], [0.5], 1, True, None, [math.nan]), "no norm"),
+        (([0], [0.5], 1, True, None, [-1.0]), "no norm"),
     ],
 )
 def test_impossible_observations_are_refused(arguments, message):
@@ -176,7 +195,8 @@ def test_each_clock_counts_its_unit(unit, after_prefill, after_decode, ages):
 
 
 def test_chunking_does_not_change_the_clocks():
-    whole, chunks = TokenState(CONFIG), TokenState(CONFIG)
+    config = MemDecayConfig(clock_unit="tokens")
+    whole, chunks = TokenState(config), TokenState(config)
     whole.on_computed(100, 1)
     for _ in range(10):
         chunks.on_computed(10, 0)

@@ -26,14 +26,14 @@ def observations(engine):
         controller = internals.controller
         observe = controller.observe
 
-        def recorded(request_id, token_index, mass):
+        def recorded(request_id, token_index, mass, key_norms=None):
             # the newest token is never evicted: its index is the number of tokens computed before it
             tracked = controller._requests.get(request_id)  # None: it ended in this very decode step
             window = controller.config.query_window_tokens
             is_decode = tracked is None or tracked.observed_decode
             queries = 1 if is_decode else min(window, tracked.represented_queries)
             seen.append((int(token_index[-1]) + 1, token_index.copy(), mass.copy(), queries))
-            return observe(request_id, token_index, mass)
+            return observe(request_id, token_index, mass, key_norms)
 
         controller.observe = recorded
 

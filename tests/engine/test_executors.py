@@ -78,9 +78,9 @@ def serve(engine):
 
     def record(llm, internals):
         observe = internals.controller.observe
-        internals.controller.observe = lambda request_id, token_index, values: (
+        internals.controller.observe = lambda request_id, token_index, values, *norms: (
             mass.append((token_index.tolist(), values.copy())),
-            observe(request_id, token_index, values),
+            observe(request_id, token_index, values, *norms),
         )
 
     engine.run_on_engine_thread(record)

@@ -36,6 +36,7 @@ def columns_of(tokens: int, seed: int, *, coarse: bool = False) -> TokenColumns[
         torch.randint(0, 4, (tokens,), generator=make).to(torch.int8),
         torch.randint(0, 60, (tokens,), generator=make),
         positive(), positive(), positive(), torch.randint(0, 3, (tokens,), generator=make).float(), positive(),
+        positive(),
     )  # fmt: skip
 
 

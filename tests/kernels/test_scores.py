@@ -36,6 +36,7 @@ def columns_of(pages: int, seed: int, page: int = PAGE) -> TokenColumns[torch.Te
         salience_sum=some(9.0) - 4.0,
         salience_weight=torch.randint(0, 5, (n,), generator=generator).float(),
         last_query_mass=some(0.01),
+        key_norm=some(20.0),
     )
 
 
@@ -116,8 +117,8 @@ terms = st.builds(
     terms_of,
     decay_form=st.sampled_from(["exponential", "power_law"]),
     superseded_factor=st.sampled_from([1.0, 0.1, 0.0]),
-    attention_column=st.sampled_from(["ewma_mass", "accumulated_relative", "last_query_mass"]),
-    attention_weight=st.floats(0, 3),
+    attention_column=st.sampled_from(["ewma_mass", "accumulated_relative", "last_query_mass", "key_norm"]),
+    attention_weight=st.floats(-3, 3),
     attention_form=st.sampled_from(["magnitude", "rank"]),
     salience_weight=st.floats(0, 3),
     salience_form=st.sampled_from(["magnitude", "rank"]),

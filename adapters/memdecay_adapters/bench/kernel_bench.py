@@ -246,6 +246,7 @@ def _score_and_select_us(library: Library, tokens: int, form: str, seed: int) ->
         salience_sum=some(9.0),
         salience_weight=rng.integers(1, 9, tokens).astype(np.float32),
         last_query_mass=some(0.01),
+        key_norm=some(20.0),
     )
     ranks = form == "rank"
     half_life = np.array([1e9, 300, 200, 50, 60, 80, 10], np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from memdecay_adapters.engine.integrity import check_worker_rows
-from memdecay_adapters.engine.observer import ObservedRows, StepObserver
+from memdecay_adapters.engine.observer import KeyNorms, ObservedRows, StepObserver
 from memdecay_kernels import CompactTable, MassPlan
 
 
@@ -51,9 +51,24 @@ def rows_to_observe(
             page_size_tokens=page_size_tokens,
             query_tokens=query_start[-1],
         ),
+        norms=_norms_wanted(observer, table, rows, request_ids, page_size_tokens),
     )
     observer.watch(observed)
     return observed
+
+
+def _norms_wanted(
+    observer: StepObserver, table: CompactTable, rows: Sequence[int], request_ids: Sequence[str], page_size_tokens: int
+) -> KeyNorms | None:
+    """The newest pages of each row whose key norms the scheduler does not know yet; None: there are none."""
+    pages, counts = [], []
+    for row in rows:
+        known_tokens = observer.directions.norms_from.get(request_ids[row])
+        kept = np.flatnonzero(table.kept_pages[row].numpy())
+        count = 0 if known_tokens is None else int((kept >= known_tokens // page_size_tokens).sum())
+        counts.append(count)
+        pages.append(table.block_table[row, kept.size - count : kept.size].long())
+    return KeyNorms(torch.cat(pages), tuple(counts), page_size_tokens) if any(counts) else None
 
 
 def _tokens_of(kept_pages: np.ndarray, kept_tokens: int, page_size_tokens: int) -> torch.Tensor:

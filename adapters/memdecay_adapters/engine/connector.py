@@ -125,6 +125,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
                     request_id,
                     measured.token_index.numpy(),
                     (measured.mass / report.ranks).numpy(),
+                    None if measured.key_norms is None else (measured.key_norms / report.ranks).numpy(),
                 )
 
     def request_finished_all_groups(

@@ -18,6 +18,7 @@ from memdecay_adapters.engine.session_store import RetainedSession
 from memdecay_adapters.engine.session_turns import SessionTurns
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.tracked_request import TrackedRequest
+from memdecay_agents.calibration.lifetimes import Lifetimes
 from memdecay_agents.errors import IntegrityError, MemDecayError
 from memdecay_agents.ledger import EvictionReason, Ledger, LedgerEntry
 from memdecay_agents.observations import Observation
@@ -38,6 +39,8 @@ class EvictionController(SessionTurns):
     def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int, pool_pages: int) -> None:
         super().__init__(settings, page_size_tokens, chunk_tokens, pool_pages)
         self.shares = PoolShares(self.admission)
+        self.lifetimes: Lifetimes | None = None
+        """Collects attention by region and age where someone asked for it: sums only, no text and no token ids."""
         self._unbound_noted = False
 
     # ---- asked by the cache manager
@@ -168,18 +171,19 @@ class EvictionController(SessionTurns):
 
     # ---- each step
 
-    def step(self, scheduled_tokens: Mapping[str, int]) -> tuple[dict[str, list[int]], dict[str, int]]:
+    def step(self, scheduled_tokens: Mapping[str, int]) -> tuple[dict[str, list[int]], dict[str, int], dict[str, int]]:
         """Close the planning of a step.
 
         Args:
             scheduled_tokens: request id to the tokens that this step computes.
 
         Returns:
-            The pages evicted since the last step and the queries to observe, both by request id.
+            The pages evicted since the last step, the queries to observe, and the first tokens whose key norms are
+            wanted, all by request id.
         """
         self.expire()
         evicted, self._evicted_since_step = self._evicted_since_step, {}
-        observe = {}
+        observe, norms_from = {}, {}
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._requests.get(request_id)
             if tracked is None:
@@ -189,7 +193,9 @@ class EvictionController(SessionTurns):
             self._state_of(tracked).on_computed(tokens, int(computed >= tracked.request.num_tokens))
             if self.policy.uses_attention and (queries := tracked.queries_to_observe(tokens, self.config)):
                 observe[request_id] = queries
-        return evicted, observe
+                if self.policy.uses_key_norms:
+                    norms_from[request_id] = self._state_of(tracked).tokens.normed_tokens
+        return evicted, observe, norms_from
 
     def expire(self) -> float | None:
         """Give up sessions that were idle for too long; returns the seconds until the next one will be."""
@@ -197,17 +203,24 @@ class EvictionController(SessionTurns):
             self.give_up(expired, EXPIRED_SESSIONS)
         return self.sessions.seconds_to_next_expiry()
 
-    def observe(self, request_id: str, token_index: np.ndarray, mass: np.ndarray) -> None:
-        """Take in measured attention; see `Observation`. A malformed one is counted, never raised."""
+    def observe(
+        self, request_id: str, token_index: np.ndarray, mass: np.ndarray, key_norms: np.ndarray | None = None
+    ) -> None:
+        """Take in measured attention and key norms; see `Observation`. A malformed one is counted, never raised."""
         tracked = self._requests.get(request_id)
         if tracked is None or tracked.state is None:
             return  # it ended, or was preempted, in the very step that measured it
         try:
-            tracked.state.observe(
-                Observation(
-                    token_index, mass, represented_queries=tracked.represented_queries, decode=tracked.observed_decode
-                )
+            observation = Observation(
+                token_index,
+                mass,
+                represented_queries=tracked.represented_queries,
+                decode=tracked.observed_decode,
+                key_norms=key_norms,
             )
+            tracked.state.observe(observation)
+            if self.lifetimes is not None:
+                self.lifetimes.add_observation(tracked.state.tokens, observation)
         except MemDecayError as error:
             self.events.note(BYPASSES, error.code, level=logging.ERROR, request=request_id, detail=error)
 

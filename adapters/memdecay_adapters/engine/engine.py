@@ -24,6 +24,7 @@ from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, EngineError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.ledger import Ledger
+from memdecay_agents.regions import ClockUnit
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from memdecay_adapters.engine.engine_thread import EngineThread
     from memdecay_adapters.engine.inprocess import EngineInternals, PoolStats
     from memdecay_adapters.engine.metrics import Snapshot
+    from memdecay_agents.calibration.lifetimes import Lifetimes
 
 T = TypeVar("T")
 DEFAULT_TENANT = "default"
@@ -278,6 +280,31 @@ class MemDecayEngine:
         """Each agent's budget, the pages that it held at most, and what was evicted, since start."""
         self._check_usable()
         return self._thread.call(lambda: list(self._internals.controller.agents))
+
+    def record_lifetimes(self, unit: ClockUnit = "tokens") -> Lifetimes:
+        """Begin to collect attention by region and age from all requests with a budget, for calibration.
+
+        Sums of bounded size, no text. Read it between two requests (``memdecay_agents.calibration.calibrate``); the
+        newest call's collects, and ends with the engine.
+
+        Args:
+            unit: clock of the ages; "turns" cannot be collected here.
+
+        Raises:
+            ConfigError: the unit is turns.
+        """
+        from memdecay_agents.calibration.lifetimes import Lifetimes
+
+        self._check_usable()
+        if unit == "turns":
+            raise ConfigError(
+                where="record_lifetimes(unit='turns')",
+                rule="the engine does not keep the turn in which each token was written",
+                remedy="Calibrate that unit from traces.",
+            )
+        lifetimes = Lifetimes(self.config.region_names, unit)
+        self._thread.call(lambda: setattr(self._internals.controller, "lifetimes", lifetimes))
+        return lifetimes
 
     def close_sessions(self, thread_id: str | None = None, *, tenant: str | None = None) -> int:
         """Give back the pages of idle sessions, and do not keep those of requests that still run.

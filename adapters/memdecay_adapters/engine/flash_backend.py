@@ -184,7 +184,7 @@ def add_mass(rows: ObservedRows | None, query: torch.Tensor, kv_cache: torch.Ten
     """Add one layer's attention mass to the rows.
 
     Args:
-        rows: the step's, if it measures any; their mass grows, on the cache's device.
+        rows: the step's, if it measures any; their mass grows, and the key norms that are wanted, where the cache is.
         query: ``[tokens, num_heads, head_dim]``: the batch's queries.
         kv_cache: ``[num_pages, num_kv_heads, page_size, 2 * head_dim]``, keys first, in any strides (FlashAttention
             stores heads or tokens outermost); never written.
@@ -192,7 +192,10 @@ def add_mass(rows: ObservedRows | None, query: torch.Tensor, kv_cache: torch.Ten
     """
     if rows is not None:
         with gpu_sync_allowed():
-            rows.plan.add_layer(query, kv_cache[..., : kv_cache.shape[-1] // 2], None, scale)
+            keys = kv_cache[..., : kv_cache.shape[-1] // 2]
+            rows.plan.add_layer(query, keys, None, scale)
+            if rows.norms is not None:
+                rows.norms.add_layer(keys.index_select(0, rows.norms.pages.to(keys.device)))
 
 
 class DeviceStepObserver(StepObserver):

@@ -12,6 +12,46 @@ from memdecay_agents.errors import ConfigError
 from memdecay_kernels import MassPlan
 
 
+class KeyNorms:
+    """Norms of the keys in some rows' newest pages, summed over the observed layers.
+
+    Args:
+        pages: int64 ``[N]``: page ids, row after row.
+        counts: how many of them are each row's; they add up to N.
+        page_size_tokens: tokens in a page.
+    """
+
+    def __init__(self, pages: torch.Tensor, counts: tuple[int, ...], page_size_tokens: int) -> None:
+        self.pages, self.counts, self.page_size_tokens = pages, counts, page_size_tokens
+        self._sums: torch.Tensor | None = None
+        self._layers = 0
+
+    def add_layer(self, keys: torch.Tensor) -> None:
+        """Add one layer's norms, means over the key heads.
+
+        Args:
+            keys: ``[N, num_kv_heads, page_size, head_dim]``, any float type: the keys of ``pages``.
+        """
+        norms = torch.linalg.vector_norm(keys, dim=-1, dtype=torch.float32).mean(1)
+        self._sums = norms if self._sums is None else self._sums + norms
+        self._layers += 1
+
+    def of_row(self, row: int, kept_tokens: int) -> torch.Tensor | None:
+        """Norms of a row's newest tokens, float32 ``[k]`` on the host, mean over the layers; None: none are wanted.
+
+        Args:
+            row: which row.
+            kept_tokens: tokens that it retains; the last page may be partial.
+        """
+        if self._sums is None or not self.counts[row]:
+            return None
+        first = sum(self.counts[:row])
+        mine = self._sums[first : first + self.counts[row]]
+        older_pages = -(-kept_tokens // self.page_size_tokens) - self.counts[row]
+        known = kept_tokens - older_pages * self.page_size_tokens
+        return (mine.flatten()[:known] / self._layers).cpu()
+
+
 class ObservedRows(NamedTuple):
     """The requests whose attention is measured in a step."""
 
@@ -20,6 +60,8 @@ class ObservedRows(NamedTuple):
     """int64 ``[retained]`` each: the logical index of each retained token."""
     plan: MassPlan
     """Sums the mass over the observed layers."""
+    norms: KeyNorms | None = None
+    """Sums key norms over the observed layers, where some are wanted."""
 
 
 class StepObserver:
@@ -53,7 +95,8 @@ class StepObserver:
             rows.plan.finish()
             mass = (rows.plan.mass / rows.plan.layers).cpu()
             for row, (request_id, index) in enumerate(zip(rows.request_ids, rows.token_index, strict=True)):
-                measured[request_id] = MassReport(index, mass[row, : index.numel()])
+                norms = None if rows.norms is None else rows.norms.of_row(row, index.numel())
+                measured[request_id] = MassReport(index, mass[row, : index.numel()], norms)
         self._rows = []
         return AttentionReport(measured) if measured else None
 

@@ -25,6 +25,9 @@ class StepDirections(KVConnectorMetadata):
     observe: dict[str, int] = field(default_factory=dict)
     """Request id to the number of newest queries whose attention is to be measured."""
 
+    norms_from: dict[str, int] = field(default_factory=dict)
+    """Request id to the first token whose key norm is wanted, for requests in ``observe``; none where it is missing."""
+
     expected_rows: dict[str, list[int]] | None = None
     """Request id to its block-table row (page ids, null pages as 0); only when integrity is checked."""
 
@@ -38,6 +41,10 @@ class MassReport:
 
     mass: torch.Tensor
     """float32 ``[retained]``: mean over the queries, heads and observed layers (summed over ranks)."""
+
+    key_norms: torch.Tensor | None = None
+    """float32 ``[k]``: norms of the newest k retained tokens' keys, mean over key heads and observed layers (summed
+    over ranks)."""
 
 
 @dataclass
@@ -64,7 +71,10 @@ class AttentionReport(KVConnectorWorkerMetadata):
             theirs = other.by_request[request_id]
             if not torch.equal(mine.token_index, theirs.token_index):
                 _ranks_differ(f"they hold different tokens of request {request_id!r}")
-            merged[request_id] = MassReport(mine.token_index, mine.mass + theirs.mass)
+            norms = mine.key_norms
+            if norms is not None and theirs.key_norms is not None:
+                norms = norms + theirs.key_norms
+            merged[request_id] = MassReport(mine.token_index, mine.mass + theirs.mass, norms)
         return AttentionReport(merged, self.ranks + other.ranks)
 
     def check_ranks(self, ranks: int) -> None:

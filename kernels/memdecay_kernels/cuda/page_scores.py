@@ -17,7 +17,7 @@ _PARTS = 3
 _COLUMN_DTYPES = TokenColumns(
     region=torch.int8, flags=torch.int8, refreshed_at_ticks=torch.int64, ewma_mass=torch.float32,
     accumulated_relative=torch.float32, salience_sum=torch.float32, salience_weight=torch.float32,
-    last_query_mass=torch.float32,
+    last_query_mass=torch.float32, key_norm=torch.float32,
 )  # fmt: skip
 
 

@@ -1,0 +1,80 @@
+"""``memdecay calibrate``: attention lifetimes by region, fitted and written to a profile file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memdecay_agents.errors import ConfigError
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option(help="Profile file to write (YAML).")] = Path("memdecay-profile.yaml"),
+    traces: Annotated[list[Path] | None, typer.Option(help="A trace file (repeat); default: synthetic traces.")] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
+    unit: Annotated[str, typer.Option(help="Clock of the profile: decode_steps, tokens or turns.")] = "tokens",
+    lengths: Annotated[str, typer.Option(help="Synthetic: tokens. Files: upper ends of the groups.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds of synthetic traces.")] = "0-7",
+    most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the curves of the longest group (PNG).")] = None,
+) -> None:
+    """Measure how long each region is attended to, per context length, and write it to a profile file.
+
+    Load it with MemDecayConfig.from_profile(FILE).
+    """
+    from rich.console import Console
+
+    from memdecay_adapters.commands.evaluate import numbers, with_progress
+    from memdecay_adapters.evaluation.calibrating import CalibrateOptions, run_calibration
+    from memdecay_agents.calibration.figures import draw_lifetimes
+    from memdecay_agents.calibration.lifetimes import UNITS
+
+    if unit not in UNITS:
+        raise ConfigError(where="--unit", rule=f"unknown {unit!r}", remedy=f"Use one of {', '.join(UNITS)}.")
+    options = CalibrateOptions(
+        model=model,
+        trace_files=tuple(traces or ()),
+        most_traces=most_traces,
+        seeds=numbers(seeds, "--seeds"),
+        lengths=numbers(lengths or ("512,1024,2048,4096" if traces else "450,1700"), "--lengths"),
+        unit=unit,
+    )
+    console = Console(stderr=True, highlight=False)
+    result = with_progress(console, lambda show: run_calibration(options, show))
+    result.profile.save(out)
+    if figure is not None:
+        draw_lifetimes(result.lifetimes[-1], figure)
+    _print(result, Console(highlight=False))
+    for line in result.refused[:10]:
+        console.print(f"left out: {line}", soft_wrap=True, markup=False)
+    console.print(f"wrote {out}")
+
+
+def _print(result, console) -> None:  # type: ignore[no-untyped-def]  # rich and the adapters are imported late
+    from rich.table import Table
+
+    from memdecay_agents.calibration.figures import PUBLISHED_HALF_LIFE_STEPS
+
+    for context in result.profile.contexts:
+        unit = result.profile.clock_unit
+        table = Table(
+            title=f"up to {context.context_tokens} tokens, {context.traces} traces, {context.queries} queries; "
+            f"half-lives in {unit}, {context.decay_form} fits better",
+            title_justify="left",
+            box=None,
+            pad_edge=False,
+        )
+        for title in ("region", "exponential", "R2", "power law", "R2", "published (decode steps)"):
+            table.add_column(title)
+        for region, found in context.regions.items():
+            row = [region]
+            for fit in (found.exponential, found.power_law):
+                assert fit is not None
+                row.append("no decay" if fit.half_life_ticks is None else f"{fit.half_life_ticks:.0f}")
+                row.append(f"{fit.r_squared:.2f}")
+            low_high = PUBLISHED_HALF_LIFE_STEPS.get(region)
+            row.append("" if low_high is None else f"{low_high[0]:.0f}-{low_high[1]:.0f}")
+            table.add_row(*row)
+        console.print(table)

@@ -1,0 +1,170 @@
+"""``memdecay evaluate``: what an agent still knows under a budget, policy by policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memdecay_agents.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memdecay_agents.evaluation.report import EvaluationResult, Table
+
+
+def evaluate(
+    model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
+    generator: Annotated[
+        str, typer.Option(help="planted, paraphrased, both, varied, reworded or none (default with --traces).")
+    ] = "",
+    traces: Annotated[list[Path] | None, typer.Option(help="A trace file (repeat for more).")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of synthetic traces: 1000-1007 or 1000,1002.")] = "1000-1007",
+    lengths: Annotated[str, typer.Option(help="Tokens of synthetic traces.")] = "450,1700",
+    budgets: Annotated[str, typer.Option(help="Parts of a trace's tokens.")] = "0.25,0.5,0.75",
+    policies: Annotated[str | None, typer.Option(help="Names, separated by commas; default: all.")] = None,
+    verify: Annotated[
+        float, typer.Option(help="Part of the traces that the real engine verifies; 0: replay only.")
+    ] = 0.25,
+    most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all cells to this file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for a PNG and an HTML page.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file, in Markdown.")] = None,
+) -> None:
+    """Record, replay, verify and report; run it again after an interruption, and it goes on where it was."""
+    from rich.console import Console
+
+    from memdecay_adapters.evaluation.run import EvaluateOptions, Evaluation
+
+    console = Console(stderr=True, highlight=False)
+    options = EvaluateOptions(
+        model=model,
+        generators=_generators(generator or ("none" if traces else "planted")),
+        trace_files=tuple(traces or ()),
+        most_traces=most_traces,
+        seeds=numbers(seeds, "--seeds"),
+        lengths=numbers(lengths, "--lengths"),
+        budgets=_fractions(budgets),
+        policies=tuple(policies.split(",")) if policies else None,
+        verify_part=verify,
+    )
+    result = with_progress(console, lambda show: Evaluation(options, show).run())
+    if json_file is not None:
+        json_file.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
+    if out is not None:
+        from memdecay_agents.evaluation.figures import write_figures
+
+        for path in write_figures(result, out):
+            console.print(f"wrote {path}")
+    if markdown is not None:
+        markdown.write_text(as_markdown(result), encoding="utf-8")
+    _print(result, Console(highlight=False))
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """``3``, ``1-4`` and ``1,5,7-9`` as numbers, in order.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ConfigError(where=option, rule=f"{part!r} is no number or range", remedy="Give 1000-1007 or 1,2,3.")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _fractions(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(where="--budgets", rule=str(error), remedy="Give numbers like 0.25,0.5.") from error
+
+
+def _generators(name: str) -> tuple[str, ...]:
+    from memdecay_agents.evaluation.synthetic import GENERATORS
+
+    known = {"both": ("planted", "paraphrased"), "none": (), **{one: (one,) for one in GENERATORS}}
+    if name not in known:
+        raise ConfigError(where="--generator", rule=f"unknown {name!r}", remedy=f"Use one of {', '.join(known)}.")
+    return known[name]
+
+
+def with_progress(console: Console, work):  # type: ignore[no-untyped-def]  # what the work returns
+    """Run something that reports (stage, done, total), with a line that shows it."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        tasks: dict[str, object] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]
+
+        return work(show)
+
+
+def as_markdown(result: EvaluationResult) -> str:
+    """All tables, for a README."""
+    from memdecay_agents.evaluation.report import markdown
+
+    return (
+        "\n\n".join([f"**{title}**\n\n{markdown(table)}" for title, table in _tables(result)] + _notes(result)) + "\n"
+    )
+
+
+def _tables(result: EvaluationResult) -> list[tuple[str, Table]]:
+    from memdecay_agents.evaluation.report import comparison_table, survival_table
+
+    found = []
+    for stage in ("replay", "verify"):
+        if any(outcome.stage == stage for outcome in result.outcomes):
+            found.append(
+                (f"{stage}: system facts; other facts, survived of all", survival_table(result.outcomes, stage))
+            )
+            found.append((f"{stage}: survival of unpinned facts", comparison_table(result.outcomes, stage)))
+    if any(outcome.correct is not None for outcome in result.outcomes):
+        found.append(
+            ("verify: right answers of eight, unpinned facts", comparison_table(result.outcomes, "verify", asked=True))
+        )
+    return found
+
+
+def _notes(result: EvaluationResult) -> list[str]:
+    from memdecay_agents.evaluation.cells import compare
+    from memdecay_agents.evaluation.report import PUBLISHED, mean_ratio
+
+    notes = [str(result.about["factorisation"]) + "."]
+    for stage in ("replay", "verify"):
+        if compared := compare(result.outcomes, stage):
+            notes.append(f"{stage}: {mean_ratio(compared)} times the best pinned baseline, mean over places.")
+    if result.replay_agreement is not None:
+        notes.append(f"Replay and verification agree on {result.replay_agreement:.1%} of the facts.")
+    return [*notes, "* degenerate: pinned and protected pages fill more than half of the budget; no claim.", PUBLISHED]
+
+
+def _print(result: EvaluationResult, console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    for title, (titles, rows) in _tables(result):
+        table = RichTable(title=title, title_justify="left", box=None, pad_edge=False)
+        for name in titles:
+            table.add_column(escape(name))
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+        console.print()
+    for note in _notes(result):
+        console.print(escape(note), soft_wrap=True)
+    for line in result.skipped[:10]:
+        console.print(f"left out: {escape(line)}", soft_wrap=True)
+    if len(result.skipped) > 10:
+        console.print(f"left out: {len(result.skipped) - 10} more")

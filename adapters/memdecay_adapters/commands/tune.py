@@ -1,0 +1,84 @@
+"""``memdecay tune``: a budget and a profile for an agent's own traces, with the evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memdecay_agents.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memdecay_adapters.evaluation.tune import TuneResult
+
+
+def tune(
+    traces: Annotated[list[Path], typer.Option(help="A trace file of your agent (repeat for more).")],
+    keep: Annotated[float, typer.Option(help="Part of the facts at risk that has to survive.")] = 0.95,
+    model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
+    most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Write the calibrated profile here, if it is proposed.")] = None,
+) -> None:
+    """Propose the smallest budget that keeps what later calls quote or probes ask for.
+
+    Chosen on every other trace, shown on the others. Ends with 1 where no budget keeps enough.
+    """
+    from rich.console import Console
+
+    from memdecay_adapters.commands.evaluate import with_progress
+    from memdecay_adapters.evaluation.tune import run_tune
+
+    if not 0.0 < keep <= 1.0:
+        raise ConfigError(where="--keep", rule=f"{keep} is no part", remedy="Give a number above 0 and up to 1.")
+    console = Console(stderr=True, highlight=False)
+    result = with_progress(
+        console,
+        lambda show: run_tune(tuple(traces), keep, model=model, most_traces=most_traces, progress=show),
+    )
+    _print(result, keep, Console(highlight=False))
+    if profile is not None and result.profile is not None and result.proposal is not None:
+        if result.proposal.variant.label == "calibrated":
+            result.profile.save(profile)
+            console.print(f"wrote {profile}", markup=False)
+        else:
+            console.print("the default profile keeps as much: no profile was written")
+    if result.proposal is None:
+        raise typer.Exit(1)
+
+
+def _print(result: TuneResult, keep: float, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{result.traces} traces, the first half", title_justify="left", box=None, pad_edge=False)
+    for title in ("profile", "budget", "facts kept", "tokens held", "saved / spent operations", ""):
+        table.add_column(title)
+    for (label, budget), tried in result.tried.items():
+        ratio = "nothing lost" if not tried.spent else f"{tried.saved / tried.spent:.2f}"
+        table.add_row(
+            label,
+            f"{budget:.0%}",
+            f"{tried.survived}/{tried.facts}",
+            f"{tried.peak_part:.0%}",
+            ratio,
+            "" if tried.pays else "costs more than it saves",
+        )
+    console.print(table)
+    crossover = next((budget for (_, budget), tried in result.tried.items() if tried.pays), None)
+    if crossover is not None:
+        console.print(f"Eviction saves more than it costs from a budget of {crossover:.0%} of the trace on.")
+    else:
+        console.print("At no budget does eviction save more computation than computing lost messages again costs.")
+    proposal = result.proposal
+    if proposal is None:
+        console.print(f"No budget keeps {keep:.0%}: leave these agents without one, or pin what they need.")
+        return
+    shown = proposal.shown_on
+    console.print(
+        f"Proposed: {proposal.budget:.0%} of the trace ({proposal.budget_tokens} tokens for the longest), profile "
+        f"'{proposal.variant.label}'. On the other half it keeps {shown.survived} of {shown.facts} facts "
+        f"({shown.kept}), and holds {shown.peak_part:.0%} of the tokens.",
+        soft_wrap=True,
+    )

@@ -1,0 +1,261 @@
+"""Real eviction: traces are streamed through the embedded engine under a budget, then the questions are asked.
+
+What an agent wrote is decoded token by token (forced), everything else is prefilled; each stretch is a turn of one
+session. All variants of a trace run at once, in steps of the same size. A question continues the session with room
+for its own tokens, so that nothing more is evicted, and is forgotten again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memdecay_adapters.evaluation.forced_tokens import FORCED_KEY, PATH
+from memdecay_adapters.evaluation.questions import token_question
+from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.errors import BudgetError, EngineError
+from memdecay_agents.evaluation.outcomes import FactOutcome, at_risk, survived
+from memdecay_agents.evaluation.replay import CHUNK_TOKENS, MOST_SESSIONS, budget_tokens, session_id, turn_hints
+from memdecay_agents.evaluation.session_policies import SessionPolicies
+from memdecay_agents.evaluation.traces import TokenFact, TokenTrace
+from memdecay_agents.evaluation.variants import Variant
+from memdecay_agents.hints import RequestHints
+from memdecay_agents.ledger_entry import LedgerEntry
+from memdecay_agents.policies import register_policy
+from memdecay_agents.sessions import SessionId
+from memdecay_agents.spans import Span
+
+if TYPE_CHECKING:
+    from memdecay_adapters.engine import MemDecayEngine, RequestStream
+    from memdecay_adapters.engine.results import GenerationResult
+
+_QUESTION_ROOM_TOKENS = 128
+"""What a question may hold beyond the budget, so that asking evicts nothing."""
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One trace under one variant and budget."""
+
+    trace: TokenTrace
+    variant: Variant
+    budget: float | None
+    id: SessionId
+
+    @property
+    def tokens(self) -> int | None:
+        return budget_tokens(self.trace, self.budget)
+
+
+_Request = tuple[_Run, list[int], Any, RequestHints]
+"""What is streamed, the prompt's ids, vLLM's sampling parameters, hints."""
+
+
+class EngineVerifier:
+    """An engine for the variants of one clock; close it when done (vLLM allows one engine a process).
+
+    Args:
+        model: a Hugging Face id, a folder, or None for the default model.
+        leader: the variant whose configuration the engine runs with; others may only be baselines, which read none.
+        longest_tokens: of the traces.
+        engine_args: laid over those chosen here.
+    """
+
+    def __init__(
+        self, model: str | None, leader: Variant, longest_tokens: int, engine_args: dict[str, Any] | None = None
+    ) -> None:
+        from memdecay_adapters.engine import MemDecayEngine
+
+        config = leader.config()
+        refresh = leader.make_policy(config).refresh_rule()
+        name = f"evaluation-{next(_numbers)}"
+        self._policies: list[SessionPolicies] = []
+
+        def make(given: MemDecayConfig) -> SessionPolicies:
+            self._policies.append(SessionPolicies(given, refresh))
+            return self._policies[-1]
+
+        register_policy(name, make)
+        self.leader = leader
+        self.engine: MemDecayEngine = MemDecayEngine(
+            model,
+            config=config.model_copy(update={"policy": name}),
+            engine_args={
+                "dtype": "float32",
+                "max_num_batched_tokens": MOST_SESSIONS * CHUNK_TOKENS,
+                "max_num_seqs": MOST_SESSIONS,
+                "long_prefill_token_threshold": CHUNK_TOKENS,
+                "max_model_len": longest_tokens + 2 * _QUESTION_ROOM_TOKENS,
+                "kv_cache_memory_bytes": 2**31,
+                "enable_prefix_caching": False,
+                "logits_processors": [PATH],
+                "max_logprobs": 64,
+                **(engine_args or {}),
+            },
+            keep_sessions=True,
+        )
+
+    def close(self) -> None:
+        """Free the engine."""
+        self.engine.close()
+
+    def accepts(self, variant: Variant) -> bool:
+        """Whether this engine can run the variant."""
+        return variant.is_baseline or variant.policy == "full" or variant == self.leader
+
+    def verify(
+        self,
+        trace: TokenTrace,
+        variants: Sequence[tuple[Variant, float | None]],
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> list[FactOutcome]:
+        """Outcomes of one trace; a budget that cannot hold what must stay is left out.
+
+        Args:
+            trace: what to stream.
+            variants: with their budgets, parts of the trace's tokens; None: no limit.
+            progress: told what is being done.
+        """
+        runs = [_Run(trace, variant, budget, session_id(trace, variant, budget)) for variant, budget in variants]
+        made: list[FactOutcome] = []
+        for batch in self._batches(runs):
+            for run in batch:
+                policy = run.variant.make_policy(run.variant.config())
+                for mux in self._policies:
+                    mux.by_session[run.id.key()] = policy
+            progress(f"{trace.id}: streaming {len(batch)} sessions")
+            streamed = self._stream(batch)
+            ledger = self.engine.ledger()
+            for run in streamed:
+                progress(f"{trace.id}: asking {run.variant.label}")
+            answers = self._ask(streamed)
+            for run in streamed:
+                evictions = ledger.entries(run.id.key())
+                made += [
+                    _outcome(run, fact, evictions, answers.get((run.id, fact.id)))
+                    for fact in at_risk(trace.facts, run.tokens)
+                ]
+            self.engine.close_sessions()
+        return made
+
+    # ---- one batch
+
+    def _batches(self, runs: Sequence[_Run]) -> list[list[_Run]]:
+        """As many sessions at once as the pool holds; never one alone, whose steps vLLM would make longer."""
+        if not runs:
+            return []
+        page = self.engine.config.page_size_tokens
+        each = -(-(runs[0].trace.n_tokens + _QUESTION_ROOM_TOKENS) // page) + CHUNK_TOKENS // page + 2
+        most = min(MOST_SESSIONS, (self.engine.pool_stats().total_pages - 64) // each)
+        if most < 2:
+            raise EngineError(
+                where=f"verification of trace {runs[0].trace.id!r}",
+                rule=f"the pool of {self.engine.pool_stats().total_pages} pages does not hold two sessions of {each}",
+                remedy="Raise kv_cache_memory_bytes.",
+            )
+        n_batches = -(-len(runs) // most)
+        return [list(runs[number::n_batches]) for number in range(n_batches)]
+
+    def _stream(self, batch: Sequence[_Run]) -> list[_Run]:
+        """Stream all turns; returns the runs whose budgets could hold what must stay."""
+        from vllm import SamplingParams
+
+        trace = batch[0].trace
+        ids = trace.token_ids.tolist()
+        alive = list(batch)
+        for number, turn in enumerate(trace.turns()):
+            requests = []
+            forced = ids[turn.prompt_end : turn.end]
+            sampling = SamplingParams(
+                temperature=0.0,
+                max_tokens=max(len(forced), 1),
+                ignore_eos=True,
+                detokenize=False,
+                extra_args={FORCED_KEY: forced} if forced else None,
+            )
+            for run in alive:
+                hints = turn_hints(trace, number, turn, run.id, run.tokens, run.variant)
+                requests.append((run, ids[: turn.prompt_end], sampling, hints))
+            if len(alive) == 1:
+                requests.append(_twin(requests[0]))
+            alive = [run for run, _ in self._all(requests) if run in alive]
+        return alive
+
+    def _ask(self, runs: Sequence[_Run]) -> dict[tuple[SessionId, str], tuple[bool, bool]]:
+        """Whether the right one of eight was chosen, and whether its token was the most likely of all."""
+        from vllm import SamplingParams
+
+        answers = {}
+        asked = [fact for fact in (runs[0].trace.facts if runs else ()) if fact.question is not None]
+        for fact in asked:
+            assert fact.question is not None
+            question = token_question(fact.question, self.engine.tokenizer)
+            sampling = SamplingParams(
+                temperature=0.0,
+                max_tokens=1,
+                ignore_eos=True,
+                detokenize=False,
+                logprob_token_ids=list(question.candidates),
+            )
+            requests = []
+            for run in runs:
+                n_tokens = run.trace.n_tokens
+                last = run.trace.turns()[-1]._replace(prompt_end=n_tokens, end=n_tokens)
+                ids = [*run.trace.token_ids.tolist(), *question.stem_ids]
+                room = None if run.tokens is None else run.tokens + _QUESTION_ROOM_TOKENS
+                hints = turn_hints(run.trace, len(run.trace.turns()), last, run.id, room, run.variant)
+                spans = (*hints.spans, Span(n_tokens, len(ids), "user"))
+                requests.append((run, ids, sampling, hints.model_copy(update={"spans": spans})))
+            for run, result in self._all(requests):
+                assert result.logprobs is not None
+                right = question.candidates[0]
+                answers[run.id, fact.id] = (
+                    question.chosen(result.logprobs[0]) == right,
+                    result.token_ids[0] == right,
+                )
+        return answers
+
+    def _all(self, requests: Sequence[_Request]) -> list[tuple[_Run, GenerationResult]]:
+        """Serve requests, all from the same step on; those whose budget cannot hold what must stay are left out."""
+
+        def submit(*_: Any) -> list[tuple[_Run, RequestStream]]:
+            streams = []
+            for run, ids, sampling, hints in requests:
+                try:
+                    streams.append((run, self.engine.submit(ids, sampling, hints)))
+                except BudgetError:
+                    continue
+            return streams
+
+        streams = self.engine.run_on_engine_thread(submit)
+        return [(run, stream.result()) for run, stream in streams]
+
+
+def _twin(request: _Request) -> _Request:
+    """Company without a budget: vLLM would give a request that is alone larger steps."""
+    run, ids, sampling, hints = request
+    twin = _Run(run.trace, run.variant, None, run.id._replace(thread_id=f"{run.id.thread_id}:twin"))
+    return twin, ids, sampling, hints.model_copy(update={"session": twin.id.hint_session, "budget_tokens": None})
+
+
+def _outcome(
+    run: _Run, fact: TokenFact, evictions: Sequence[LedgerEntry], answer: tuple[bool, bool] | None
+) -> FactOutcome:
+    return FactOutcome(
+        source=run.trace.source,
+        stage="verify",
+        length=run.trace.length,
+        budget=1.0 if run.budget is None else run.budget,
+        policy=run.variant.name or run.variant.policy,
+        pinned=run.variant.pinned,
+        region=fact.region,
+        trace=run.trace.id,
+        fact=fact.id,
+        survived=survived(fact, evictions),
+        correct=None if answer is None else answer[0],
+        exact=None if answer is None else answer[1],
+        mentioned_again=fact.mentioned_again,
+    )

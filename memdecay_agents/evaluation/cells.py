@@ -1,0 +1,159 @@
+"""Outcomes summed into cells, and the comparisons that claims rest on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from memdecay_agents.evaluation.outcomes import FactOutcome
+from memdecay_agents.evaluation.statistics import Interval, paired_difference
+from memdecay_agents.evaluation.variants import BASELINES
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All facts of one region, under one policy and budget, in traces of one source and length."""
+
+    source: str
+    stage: str
+    length: int
+    budget: float
+    policy: str
+    pinned: bool
+    region: str
+    facts: int
+    survived: int
+    probes: int
+    """Facts that were asked for."""
+    correct: int
+    """Those of them answered with the right one of eight."""
+    degenerate: bool
+    """In some of the traces pinned and protected pages fill more than half of the budget."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As in ``--json``."""
+        return asdict(self)
+
+
+def cells_of(outcomes: Iterable[FactOutcome]) -> list[Cell]:
+    """One cell for each group of outcomes, sorted."""
+    groups: dict[tuple[str, str, int, float, str, bool, str], list[FactOutcome]] = {}
+    for o in outcomes:
+        groups.setdefault((o.source, o.stage, o.length, o.budget, o.policy, o.pinned, o.region), []).append(o)
+    return [
+        Cell(
+            *key,
+            facts=len(group),
+            survived=sum(o.survived for o in group),
+            probes=sum(o.correct is not None for o in group),
+            correct=sum(bool(o.correct) for o in group),
+            degenerate=any(o.degenerate for o in group),
+        )
+        for key, group in sorted(groups.items())
+    ]
+
+
+class Place(NamedTuple):
+    """Where policies are compared."""
+
+    source: str
+    length: int
+    budget: float
+
+
+class Comparison(NamedTuple):
+    """The default policy against the best baseline with pins, on unpinned regions of one place."""
+
+    place: Place
+    ours: float
+    """Rate of the default policy."""
+    best: str
+    theirs: float
+    facts: int
+    difference: Interval
+
+    @property
+    def ratio(self) -> float:
+        """Ours over theirs; infinite where only ours kept anything, 1 where neither did."""
+        if self.theirs > 0:
+            return self.ours / self.theirs
+        return math.inf if self.ours > 0 else 1.0
+
+
+def places(outcomes: Sequence[FactOutcome], stage: str, *, degenerate: bool = False) -> list[Place]:
+    """The places of a stage under a budget; degenerate ones only where asked."""
+    found: dict[Place, bool] = {}
+    for o in outcomes:
+        if o.stage == stage and o.budget < 1.0:
+            place = Place(o.source, o.length, o.budget)
+            found[place] = found.get(place, False) or (o.degenerate and o.pinned)
+    return sorted(place for place, bad in found.items() if degenerate or not bad)
+
+
+def compare(
+    outcomes: Sequence[FactOutcome], stage: str, *, ours: str = "memdecay", asked: bool = False
+) -> list[Comparison]:
+    """The default policy against the best pinned baseline of each place that is not degenerate.
+
+    Args:
+        outcomes: of any stages.
+        stage: "replay" or "verify".
+        ours: name of the policy that is compared.
+        asked: compare right answers instead of survival.
+    """
+    by_place: dict[Place, dict[str, dict[tuple[str, str], bool]]] = {}
+    for o in outcomes:
+        if o.stage != stage or not o.pinned or o.region == "system" or (asked and o.correct is None):
+            continue
+        value = bool(o.correct) if asked else o.survived
+        by_place.setdefault(Place(o.source, o.length, o.budget), {}).setdefault(o.policy, {})[o.trace, o.fact] = value
+    made = []
+    for place in places(outcomes, stage):
+        policies = by_place.get(place, {})
+        baselines = [name for name in BASELINES if policies.get(name)]
+        if not policies.get(ours) or not baselines:
+            continue
+        best = max(baselines, key=lambda name: _rate(policies[name]))
+        made.append(
+            Comparison(
+                place,
+                _rate(policies[ours]),
+                best,
+                _rate(policies[best]),
+                len(policies[ours]),
+                paired_difference(policies[ours], policies[best]),
+            )
+        )
+    return made
+
+
+def agreement(outcomes: Iterable[FactOutcome]) -> tuple[int, int]:
+    """Facts on which replay and verify say the same about survival, and facts that both looked at."""
+    by_stage: dict[str, dict[Any, bool]] = {"replay": {}, "verify": {}}
+    for o in outcomes:
+        if o.budget < 1.0:
+            by_stage[o.stage][o.key] = o.survived
+    shared = by_stage["replay"].keys() & by_stage["verify"].keys()
+    return sum(by_stage["replay"][key] == by_stage["verify"][key] for key in shared), len(shared)
+
+
+def full_cache_difference(outcomes: Sequence[FactOutcome], policy: str = "memdecay") -> dict[Place, Interval]:
+    """Right answers to system questions under a policy less those with the full cache, by place."""
+    full: dict[tuple[str, int], dict[tuple[str, str], bool]] = {}
+    under: dict[Place, dict[tuple[str, str], bool]] = {}
+    for o in outcomes:
+        if o.stage != "verify" or o.region != "system" or o.correct is None:
+            continue
+        if o.policy == "full":
+            full.setdefault((o.source, o.length), {})[o.trace, o.fact] = o.correct
+        elif o.policy == policy and o.pinned:
+            under.setdefault(Place(o.source, o.length, o.budget), {})[o.trace, o.fact] = o.correct
+    return {
+        place: paired_difference(values, full.get((place.source, place.length), {})) for place, values in under.items()
+    }
+
+
+def _rate(values: dict[tuple[str, str], bool]) -> float:
+    return sum(values.values()) / len(values) if values else math.nan
