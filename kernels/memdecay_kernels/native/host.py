@@ -58,7 +58,7 @@ def observe_tokens(
             last_query_mass=pointer(columns.last_query_mass),
             token_index=pointer(token_index),
             mass=pointer(mass),
-            newest_mass=None if newest_mass is None else pointer(newest_mass),
+            newest_mass=0 if newest_mass is None else pointer(newest_mass),
             count=token_index.shape[0],
             clock_ticks=clock_ticks,
             keep=(1.0 - rule.ewma_factor) ** represented_queries,

@@ -1,6 +1,6 @@
-// The C interface of the native library: one plain argument record an operation, filled by ctypes.
+// The C interface of the native library: one plain argument record an operation, packed by records.py.
 //
-// Every field has the width that ctypes gives it; strides are in elements, counts in the unit of their name.
+// Fields lie as the compiler aligns them; strides are in elements, counts in the unit of their name.
 // A record's first field is its own size: a library and a Python file of different versions refuse each other.
 #pragma once
 #include <cstdint>
@@ -162,7 +162,6 @@ struct CopyArgs {
   int64_t target_stride_bytes;
   int64_t page_bytes;
   int32_t threads;
-  int32_t unused;
 };
 
 // What one instruction set provides.
