@@ -17,6 +17,7 @@ NAMES = ("portable", "avx2", "avx512", "amx")
 OPERATIONS = (
     "attention_mass",
     "read_keys",
+    "key_norms",
     "observe",
     "score",
     "salience",

@@ -84,6 +84,15 @@ MassArgs = Record(
 )
 """attention_mass."""
 
+NormArgs = Record(
+    (POINTER, "keys"),
+    (INT64, "key_page_stride key_head_stride"),
+    (POINTER, "offsets pages out"),
+    (INT64, "count"),
+    (INT32, "num_kv_heads head_dim page_size key_dtype tile_kind"),
+)
+"""key_norms."""
+
 ObserveArgs = Record(
     (
         POINTER,

@@ -47,6 +47,22 @@ struct MassArgs {
   float scale;
 };
 
+struct NormArgs {
+  int64_t size_bytes;
+  const void* keys;            // cells of page_size * head_dim elements
+  int64_t key_page_stride;
+  int64_t key_head_stride;
+  const int32_t* offsets;      // [page_size, head_dim]: place of each element in its cell
+  const int64_t* pages;        // [count]
+  float* out;                  // [count, page_size]: added to
+  int64_t count;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t page_size;           // tokens
+  int32_t key_dtype;
+  int32_t tile_kind;
+};
+
 struct ObserveArgs {
   int64_t size_bytes;
   int64_t* refreshed_at_ticks;
@@ -172,6 +188,7 @@ struct Table {
   void (*score)(const ScoreArgs&);
   void (*salience)(const SalienceArgs&);
   void (*read_keys)(const MassArgs&);
+  void (*key_norms)(const NormArgs&);
 };
 
 }  // namespace memdecay
