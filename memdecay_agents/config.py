@@ -114,7 +114,8 @@ class MemDecayConfig(BaseModel):
     """Layers whose mass is averaged: all, every n-th (an integer), or the ones listed."""
 
     query_window_tokens: int = Field(default=16, ge=1, le=4096)
-    """Newest queries of a prefill chunk whose attention is measured."""
+    """Newest queries of a prefill chunk whose attention is measured. Enough for the default policy; one that only
+    accumulates attention needs all queries of the chunk (BENCHMARKS.md)."""
 
     seed: int = 0
     """Seed of the random policy; the same seed, session and page give the same rank."""
