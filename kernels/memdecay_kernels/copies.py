@@ -19,7 +19,7 @@ def copy_pages(
         source_pages: int64 ``[n]``.
         target: ``[num_target_pages, ...]`` of the same page shape and dtype; written in place.
         target_pages: int64 ``[n]``, distinct; within one cache none of them is a source page, since the order of the
-            copies is nobody's to know.
+            copies is nobody's to know (refused on the host).
 
     Raises:
         ValueError: page shapes or dtypes differ, the two index lists have different lengths, or (on the host) an
@@ -34,6 +34,9 @@ def copy_pages(
     for name, cache, pages in (("source", source, source_pages), ("target", target, target_pages)):
         if pages.device.type == "cpu" and pages.numel() and not 0 <= int(pages.min()) <= int(pages.max()) < len(cache):
             raise ValueError(f"{name} pages {int(pages.min())} to {int(pages.max())} are not among {len(cache)}")
+    one_cache = source.device.type == "cpu" and source.data_ptr() == target.data_ptr()
+    if one_cache and bool(torch.isin(target_pages, source_pages).any()):
+        raise ValueError("a page of one cache is both read and written")
     cuda = source.is_cuda or target.is_cuda
     native = native_for("copy_pages", torch.device("cuda") if cuda else source.device)
     if native is None or not native.copy_pages(source, source_pages, target, target_pages):

@@ -179,3 +179,11 @@ def test_compact_block_table(lengths, page, message):
 def test_copy_pages():
     with pytest.raises(ValueError, match="source_pages is int32"):
         copy_pages(torch.zeros(2, 4), int32(0), torch.zeros(2, 4), torch.tensor([0]))
+
+
+def test_copying_inside_one_cache_needs_pages_apart():
+    pool = torch.arange(8.0).view(4, 2)
+    with pytest.raises(ValueError, match="both read and written"):
+        copy_pages(pool, torch.tensor([0, 1]), pool, torch.tensor([1, 2]))
+    copy_pages(pool, torch.tensor([0, 1]), pool, torch.tensor([2, 3]))
+    assert torch.equal(pool[2:], pool[:2])
