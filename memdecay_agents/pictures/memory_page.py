@@ -67,7 +67,9 @@ def memory_page(history: MemoryHistory, title: str = "") -> str:
     style = "\n".join(web_file(name) for name in _STYLES)
     script = "\n".join(web_file(name).replace('"use strict";\n', "") for name in _SCRIPTS)
     script = f'"use strict";\n{script}'
-    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+    )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

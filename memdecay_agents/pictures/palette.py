@@ -1,4 +1,4 @@
-"""Region colours that colour-blind readers can tell apart (Okabe and Ito, 2008), and a hatch for each beside the colour.
+"""Region colours that colour-blind readers can tell apart (Okabe and Ito, 2008), and a hatch beside each.
 
 A region is told by colour and hatch, a state by strength and marks: nothing is told by colour alone.
 """

@@ -238,7 +238,8 @@ function priorityPart(holder) {
     draw: (plot) => data.priorities.forEach((one, i) => {
       if (hidden.has(one.region)) return;
       const d = one.ages.map((age, k) => `${k ? "L" : "M"}${plot.sx(age)} ${plot.sy(one.values[k])}`).join("");
-      svg("path", { d, fill: "none", stroke: colour(one.region), "stroke-width": 2, "stroke-dasharray": LINES[i % 4] }, plot.body);
+      svg("path", { class: "under", d }, plot.body); // yellow on white needs an edge
+      svg("path", { d, fill: "none", stroke: colour(one.region), "stroke-width": 2.4, "stroke-dasharray": LINES[i % 4] }, plot.body);
     }),
     hover: (x) => `age ${number(Math.round(x))}\n` + data.priorities.filter((one) => !hidden.has(one.region)).map((one) => {
       const k = x / one.ages[one.ages.length - 1] * (one.ages.length - 1), low = Math.floor(k), high = Math.min(low + 1, one.ages.length - 1);

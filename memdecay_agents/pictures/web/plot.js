@@ -81,7 +81,8 @@ class Plot {
     const bottom = 8 + this.innerHeight;
     for (const at of ticks(this.x[0], this.x[1], Math.max(2, Math.floor(this.innerWidth / 90)))) {
       svg("line", { class: "gridline", x1: this.sx(at), x2: this.sx(at), y1: 8, y2: bottom }, axes);
-      const text = svg("text", { x: this.sx(at), y: bottom + 15, "text-anchor": "middle" }, axes);
+      const edge = this.sx(at) > this.left + this.innerWidth - 16;
+      const text = svg("text", { x: this.sx(at) + (edge ? 8 : 0), y: bottom + 15, "text-anchor": edge ? "end" : "middle" }, axes);
       text.textContent = number(at);
     }
     for (const at of this.names ? [] : ticks(this.y[0], this.y[1], 5)) {
