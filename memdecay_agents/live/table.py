@@ -53,7 +53,7 @@ def _head(snapshot: EngineSnapshot) -> Text:
     if pool.host_pages is not None:
         words += f", {pool.host_pages} on the host"
     if pool.waiting_requests:
-        words += f"; {pool.waiting_requests} requests wait"
+        words += f"; requests waiting: {pool.waiting_requests}"
     words += (
         f"\n{flow.generated_tokens_per_second:.1f} tokens/s generated, {flow.computed_tokens_per_second:.1f} computed"
     )

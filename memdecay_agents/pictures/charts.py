@@ -33,6 +33,8 @@ class Row:
     """Of most of its pages."""
     steps: list[tuple[int, int, int, int, int]]
     """Start and end time, then pages held, evicted and on the host."""
+    at_end: tuple[int, int, int]
+    """Pages held, evicted and on the host at the very end, what happened in that moment included."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,9 @@ def _rows(lives: PageLives, pages: int, per_row: int, grid: int) -> Iterator[Row
         mine = order[bounds[row] : bounds[row + 1]]
         first, last = row * per_row, min((row + 1) * per_row, pages)
         region = Counter(lives.region[first:last]).most_common(1)[0][0]
-        yield Row(first, last, region, list(_steps(start[mine], end[mine], lives.state[mine])))
+        held, evicted, host = (int((lives.final[first:last] == state).sum()) for state in range(3))
+        steps = list(_steps(start[mine], end[mine], lives.state[mine]))
+        yield Row(first, last, region, steps, (held, evicted, host))
 
 
 def _steps(start: np.ndarray, end: np.ndarray, state: np.ndarray) -> Iterator[tuple[int, int, int, int, int]]:
@@ -167,7 +171,7 @@ def _marks(lives: PageLives, per_row: int, grid: int) -> Iterator[Mark]:
 def _memory(lives: PageLives, page_size_tokens: int) -> tuple[MemoryCurve, int, dict[str, int]]:
     regions = list(dict.fromkeys(lives.region)) or [""]
     index = {name: number for number, name in enumerate(regions)}
-    by_page = np.asarray([index[name] for name in lives.region] or [0], dtype=np.int64)
+    by_page = np.asarray([index[name] for name in lives.region], dtype=np.int64)
     times = np.unique(np.concatenate([lives.start, lives.end, [0, lives.end_at]]))
     # one column a region for what is held, one for the host, one for the whole trace
     change = np.zeros((times.size, len(regions) + 2), dtype=np.int64)
@@ -177,8 +181,10 @@ def _memory(lives: PageLives, page_size_tokens: int) -> tuple[MemoryCurve, int, 
         np.add.at(change, (at[present], column[present]), sign)
         np.add.at(change, (at, np.full(at.shape, len(regions) + 1)), sign)
     tokens = change.cumsum(axis=0) * page_size_tokens
-    if times.size > 1:
-        tokens[-1] = tokens[-2]  # at the very end all stretches end: show what was before
+    # all stretches end at the end: what is held then, after what happened in that moment, is the final state
+    for state, target in ((lives.final == 0, by_page), (lives.final == 2, np.full(by_page.shape, len(regions)))):
+        tokens[-1, : len(regions) + 1] += page_size_tokens * np.bincount(target[state], minlength=len(regions) + 1)
+    tokens[-1, -1] = page_size_tokens * np.count_nonzero(lives.final >= 0)
     total = tokens[:, : len(regions)].sum(axis=1)
     chosen = _chosen(times, total)
     curve = MemoryCurve(

@@ -54,6 +54,8 @@ class PageLives:
     """Times at which the session went back."""
     end_at: int
     """The whole time."""
+    final: npt.NDArray[np.int8]
+    """int8 [pages]: state at the very end, what happened in that moment included; -1: not begun."""
 
 
 class _Builder:
@@ -113,10 +115,19 @@ def page_lives(session: SessionHistory) -> PageLives:
     build.advance(session.computed_tokens, np.flatnonzero(held & (build.state == 1)).tolist())
     if session.held is not None:  # left before the ledger's oldest entry: when is unknown
         build.state[(build.state == 0) & ~held] = 1
+    final = np.where((build.first_token < build.tokens) | held, build.state, -1).astype(np.int8)
     build.close(np.arange(session.total_pages, dtype=np.int64))
     page, start, end, state = (np.concatenate(column) for column in zip(*build.parts, strict=True))
     return PageLives(
-        page, start, end, state, tuple(_regions(session)), tuple(timed), tuple(dict.fromkeys(build.rewinds)), build.now
+        page,
+        start,
+        end,
+        state,
+        tuple(_regions(session)),
+        tuple(timed),
+        tuple(dict.fromkeys(build.rewinds)),
+        build.now,
+        final,
     )
 
 

@@ -86,23 +86,23 @@ def _print(take: Callable[[], EngineSnapshot], as_json: bool, once: bool, interv
 
 
 def _watch(take: Callable[[], EngineSnapshot], interval: float) -> None:
-    from rich.console import Console, Group, RenderableType
+    from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
     from memdecay_agents.live import snapshot_table
+    from memdecay_agents.live.table import plain
 
     console = Console()
-    shown: RenderableType = snapshot_table(take())  # a wrong address or key ends here
+    table = shown = snapshot_table(take())  # a wrong address or key ends here
     with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
             live.update(shown, refresh=True)
             time.sleep(interval)
             try:
-                shown = snapshot_table(take())
+                table = shown = snapshot_table(take())
             except MemDecayError as error:  # it may come back
-                last = shown.renderables[0] if isinstance(shown, Group) and len(shown.renderables) == 2 else shown
-                shown = Group(last, Text(f"no news: {error}", style="bold red"))
+                shown = Group(table, Text(f"no news: {plain(str(error), 400)}", style="bold red"))
 
 
 def _serve(take: Callable[[], EngineSnapshot], host: str, port: int, as_json: bool) -> None:

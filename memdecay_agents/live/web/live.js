@@ -100,7 +100,9 @@ function show(now) {
     now.sessions.slice(0, MOST_ROWS).map((one) => [one.session, one.agent, one.idle_seconds === null ? "running" : `idle ${duration(one.idle_seconds)}`, one.turn, whole(one.tokens), whole(one.pages_held),
       (cell) => bar(one.pages_held_by_region, one.budget_pages, Math.max(one.pages_held, one.budget_pages || 0), cell), one.budget_pages === null ? "none" : whole(one.budget_pages), whole(one.evicted_pages)]),
     now.sessions.length + now.sessions_left_out - MOST_ROWS);
-  table("evicted", [["why, or region", "name"], ["pages", "number"]], [...Object.entries(now.evictions.by_reason), ...Object.entries(now.evictions.by_region)].map(([name, pages]) => [name, whole(pages)]), 0);
+  const counts = (byName) => Object.entries(byName).sort((a, b) => b[1] - a[1]).map(([name, pages]) => [name, whole(pages)]);
+  table("reasons", [["why", "name"], ["pages", "number"]], counts(now.evictions.by_reason), 0);
+  table("regions", [["region", "name"], ["pages", "number"]], counts(now.evictions.by_region), 0);
   past.speed.push(now.flow.generated_tokens_per_second);
   past.held.push(pool.held_pages);
   for (const name of ["speed", "held"]) past[name].splice(0, past[name].length - KEPT);

@@ -125,6 +125,7 @@ function section(holder, title, note) {
 function lineKey(holder, text, className, dash, colour) {
   const key = html("span", null, holder, "key");
   const picture = svg("svg", { viewBox: "0 0 26 10", class: "chart", "aria-hidden": "true" }, key);
+  if (colour) svg("path", { d: "M0 5h26", class: "under" }, picture);
   const line = svg("path", { d: "M0 5h26", class: className || "", "stroke-dasharray": dash || "" }, picture);
   if (colour) { line.setAttribute("stroke", colour); line.setAttribute("stroke-width", 2); line.setAttribute("fill", "none"); }
   html("span", text, key);
