@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import secrets
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
@@ -11,6 +12,7 @@ from http.cookies import CookieError, SimpleCookie
 from memdecay_agents.errors import ConfigError
 
 LEAST_TOKEN_CHARACTERS = 16
+_TOKEN = re.compile(rf"[A-Za-z0-9._~-]{{{LEAST_TOKEN_CHARACTERS},256}}")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -32,14 +34,14 @@ class PageAccess:
         token: what a visitor must bring; None: a random one where the address is not loopback, else none is needed.
 
     Raises:
-        ConfigError: a token that is short enough to be guessed.
+        ConfigError: a token that is short enough to be guessed, or that an address or a cookie cannot hold.
     """
 
     def __init__(self, host: str, token: str | None = None) -> None:
-        if token is not None and not (len(token) >= LEAST_TOKEN_CHARACTERS and token.isascii() and token.isprintable()):
+        if token is not None and not _TOKEN.fullmatch(token):
             raise ConfigError(
                 where="token of the live page",
-                rule=f"it should be at least {LEAST_TOKEN_CHARACTERS} printable ASCII characters",
+                rule=f"it should be at least {LEAST_TOKEN_CHARACTERS} letters, digits, dots, dashes and underscores",
                 remedy="Leave it out: a random one is made where it is needed.",
             )
         if token is None and not is_loopback(host):
@@ -81,4 +83,4 @@ class PageAccess:
 
     def set_cookie(self) -> str:
         """The header that lets a browser in which has brought the token."""
-        return f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+        return f"{self.cookie}={self.token}; HttpOnly; SameSite=Lax; Path=/"

@@ -76,6 +76,17 @@ class PageRun(_Frozen):
     region: _Name
 
 
+class Rewind(_Frozen):
+    """The session went back: what it had computed beyond a point was dropped."""
+
+    after_events: _Count
+    """How many of the events happened before."""
+    from_tokens: _Count
+    """Tokens that were computed."""
+    to_tokens: _Count
+    """Tokens that remained."""
+
+
 class SessionHistory(_Frozen):
     """One session's memory, from its beginning."""
 
@@ -93,6 +104,8 @@ class SessionHistory(_Frozen):
     """Runs of pages [first, end) held when the history was taken; None: unknown."""
     events: tuple[PageEvent, ...] = ()
     """In the order in which they happened."""
+    rewinds: tuple[Rewind, ...] = ()
+    """In the order in which they happened; a ledger alone does not know them."""
 
     @model_validator(mode="after")
     def _holds_together(self) -> SessionHistory:
@@ -102,6 +115,9 @@ class SessionHistory(_Frozen):
                 if not at <= first < end:
                     raise ValueError(f"{what}: runs must not be empty and must ascend")
                 at = end
+        after = [rewind.after_events for rewind in self.rewinds]
+        if after != sorted(after) or any(rewind.to_tokens >= rewind.from_tokens for rewind in self.rewinds):
+            raise ValueError("rewinds must go back, and be in order")
         if self.total_pages > MOST_PAGES:
             raise ValueError(f"{self.total_pages} pages, at most {MOST_PAGES} can be drawn")
         return self
@@ -110,6 +126,7 @@ class SessionHistory(_Frozen):
     def total_pages(self) -> int:
         """Pages of the whole trace, as far as anything is known of them."""
         tokens = max([self.computed_tokens, *(event.at_tokens for event in self.events)])
+        tokens = max([tokens, *(rewind.from_tokens for rewind in self.rewinds)])
         last = [run.end for run in self.regions[-1:]] + [end for _, end in (self.held or ())[-1:]]
         last += [event.page + 1 for event in self.events]
         return max([-(-tokens // self.page_size_tokens), *last])

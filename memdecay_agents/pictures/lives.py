@@ -5,20 +5,21 @@
     page 2         |======================|..|======    held, on the host, held again
              time: tokens that the session has computed
 
-A rewind takes the count of tokens back; time goes on. A ledger does not book rewinds: one is seen where the count falls
-or a page leaves a second time, and is taken to go back no further than that shows.
+A rewind takes the count of tokens back; time goes on. A session export knows the rewinds. A ledger alone does not: one
+is seen where the count falls or a page leaves a second time, and is taken to go back no further than that shows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 
 import numpy as np
 import numpy.typing as npt
 
-from memdecay_agents.pictures.history import PageEvent, PageState, SessionHistory
+from memdecay_agents.pictures.history import PageEvent, PageState, Rewind, SessionHistory
 from memdecay_agents.pictures.palette import UNKNOWN_REGION
 
 STATES = (PageState.held, PageState.evicted, PageState.host)
@@ -87,6 +88,12 @@ class _Builder:
         self.since[dropped] = self.first_token[dropped] + self.offset
         self.state[dropped] = 0
         self.rewinds.append(self.now)
+        self.tokens = tokens
+
+    def go_back(self, known: Rewind) -> None:
+        """A rewind that is known."""
+        self.advance(known.from_tokens, ())
+        self.rewind(known.to_tokens)
 
     def advance(self, tokens: int, came_back: Sequence[int]) -> None:
         """Go on to a count of tokens; pages that must have come back by then show a rewind."""
@@ -102,13 +109,26 @@ def page_lives(session: SessionHistory) -> PageLives:
     """Lay a session's events on the line of time."""
     build = _Builder(session)
     timed = []
-    for (tokens, _), group in groupby(session.events, key=lambda event: (event.at_tokens, event.turn)):
-        batch = list(group)
+    known = [rewind.after_events for rewind in session.rewinds]
+    rewinds = iter(session.rewinds)
+
+    def key(numbered: tuple[int, PageEvent]) -> tuple[int, int, int]:
+        number, event = numbered
+        return bisect_right(known, number), event.at_tokens, event.turn
+
+    done = 0
+    for (so_far, tokens, _), group in groupby(enumerate(session.events), key=key):
+        batch = [event for _, event in group]
+        for rewind in islice(rewinds, so_far - done):
+            build.go_back(rewind)
+        done = so_far
         build.advance(tokens, list(_left_twice(batch, build.state)))
         for event in batch:
             if _CODE[event.state] != build.state[event.page]:
                 build.change(event.page, event.state)
             timed.append(TimedEvent(build.now, event))
+    for rewind in rewinds:
+        build.go_back(rewind)
     held = np.zeros(session.total_pages, dtype=np.bool_)
     for first, end in session.held or ():
         held[first:end] = True

@@ -16,7 +16,15 @@ from memdecay_agents.errors import ConfigError, LedgerError
 from memdecay_agents.pictures import MemoryHistory, draw_memory, history_of_ledger, write_memory_page
 from memdecay_agents.pictures import charts as charts_module
 from memdecay_agents.pictures.charts import session_chart
-from memdecay_agents.pictures.history import PageEvent, PageRun, PageState, SessionHistory, events_of, priorities_of
+from memdecay_agents.pictures.history import (
+    PageEvent,
+    PageRun,
+    PageState,
+    Rewind,
+    SessionHistory,
+    events_of,
+    priorities_of,
+)
 from memdecay_agents.pictures.loading import load_history, only_agents
 from memdecay_agents.pictures.memory_page import page_data
 from memdecay_agents.pictures.palette import (
@@ -46,14 +54,19 @@ class Played:
         self.random = random.Random(seed)
         self.ledger = Ledger()
         self.regions = [self.random.choice(REGIONS) for _ in range(pages)]
-        self.held_at: list[tuple[int, frozenset[int]]] = []
+        self.held_at: list[tuple[int, frozenset[int], int]] = []
+        """Time, pages held then, and the page that comes next."""
         self.budget_pages = budget_pages
         self.time = self.tokens = 0
         self.turn = 1
+        self.rewinds: tuple[Rewind, ...] = ()
         self._write(pages)
         if rewind:
             back_to = self.random.randrange(max(pages // 2, 1))
+            n_events = len(self.ledger.entries())
+            self.rewinds = (Rewind(after_events=n_events, from_tokens=self.tokens, to_tokens=back_to * SIZE),)
             self.ledger.rewound("s", back_to)
+            self.held_at[-1] = (self.time, self.ledger.held_pages("s"), back_to)
             self.tokens, self.turn = back_to * SIZE, 2
             self._write(pages)
 
@@ -66,9 +79,9 @@ class Played:
             candidates = sorted(self.ledger.held_pages("s") - {0, self.tokens // SIZE - 1})
             for page in self.random.sample(candidates, min(max(surplus, 0), len(candidates))):
                 self.ledger.evict(entry(page, self.tokens, region=self.regions[page], turn=self.turn, session="s"))
-            self.held_at.append((self.time, self.ledger.held_pages("s")))
+            self.held_at.append((self.time, self.ledger.held_pages("s"), self.tokens // SIZE))
 
-    def history(self) -> SessionHistory:
+    def history(self, *, knows_rewinds: bool = True) -> SessionHistory:
         held = sorted(self.ledger.held_pages("s"))
         return SessionHistory(
             session="s",
@@ -79,6 +92,7 @@ class Played:
             regions=tuple(PageRun(first=page, end=page + 1, region=name) for page, name in enumerate(self.regions)),
             held=tuple((page, page + 1) for page in held),
             events=events_of(self.ledger.entries()),
+            rewinds=self.rewinds if knows_rewinds else (),
         )
 
 
@@ -89,24 +103,27 @@ def held_in(chart, at: int) -> set[int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(3, 20))
-def test_at_every_moment_the_map_holds_the_pages_that_the_ledger_holds(seed, pages, budget):
-    played = Played(seed, pages, budget)
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(3, 20), st.booleans())
+def test_at_every_moment_the_map_holds_the_pages_that_the_ledger_holds(seed, pages, budget, rewind):
+    played = Played(seed, pages, budget, rewind)
     chart = session_chart(played.history())
-    assert (chart.pages_per_row, chart.time_grid, chart.rewinds) == (1, 1, [])
+    assert (chart.pages_per_row, chart.time_grid) == (1, 1)
+    assert chart.rewinds == ([pages * SIZE] if rewind else [])
     assert chart.end_at == played.time
-    for at, held in played.held_at:
-        assert held_in(chart, at) - {at // SIZE} == held - {at // SIZE}
+    for at, held, next_page in played.held_at:
+        fresh = {next_page} if at < chart.end_at else set()  # the next page begins at this very token
+        assert held_in(chart, at) == held | fresh
         index = max(i for i, known in enumerate(chart.memory.at) if known <= at)
-        fresh = SIZE if at < chart.end_at else 0  # the next page begins at this very token
-        assert sum(column[index] for column in chart.memory.held.values()) == len(held) * SIZE + fresh
+        assert sum(column[index] for column in chart.memory.held.values()) == len(held | fresh) * SIZE
     final = played.held_at[-1][1]
     by_region = {name: SIZE * sum(played.regions[page] == name for page in final) for name in REGIONS}
     assert chart.held_at_end == {name: tokens for name, tokens in by_region.items() if tokens}
     assert chart.evicted_by_region == played.ledger.summary().evicted_by_region
     assert chart.events_by_reason == {k: v for k, v in played.ledger.summary().evicted_by_reason.items() if v}
+    gone_back = sum(rewind.from_tokens - rewind.to_tokens for rewind in played.rewinds)
     assert [(mark.at, mark.row, mark.region, mark.reason, mark.score) for mark in chart.marks] == [
-        (entry.computed_tokens, entry.page, entry.region, "over_budget", 0.25) for entry in played.ledger.entries()
+        (entry.computed_tokens + (entry.turn - 1) * gone_back, entry.page, entry.region, "over_budget", 0.25)
+        for entry in played.ledger.entries()
     ]
 
 
@@ -114,7 +131,7 @@ def test_at_every_moment_the_map_holds_the_pages_that_the_ledger_holds(seed, pag
 @given(st.integers(0, 2**32), st.integers(8, 60), st.integers(3, 6))
 def test_after_a_rewind_the_end_is_still_the_truth_and_no_event_is_lost(seed, pages, budget):
     played = Played(seed, pages, budget, rewind=True)
-    chart = session_chart(played.history())
+    chart = session_chart(played.history(knows_rewinds=False))
     final = played.held_at[-1][1]
     assert held_in(chart, chart.end_at) == final
     assert sum(chart.evicted_by_region.values()) == len(played.ledger.entries())

@@ -119,6 +119,25 @@ def test_the_history_is_the_ledgers_and_the_summarys(engine, tmp_path):
     assert closed.events == session.events
 
 
+def test_a_history_knows_where_the_session_went_back(engine):
+    first = ask(engine, thread="edited", tokens=400).retention
+    ids = [*random.Random(1).choices(range(3, 1000), k=400)[:330], *range(3, 153)]
+    spans = [[0, 16, "system", 0], [16, 300, "retrieval", 0], [300, 480, "user", 0]]
+    hints = RequestHints(session="edited", agent="clerk", budget_tokens=128, spans=spans)
+    again = engine.generate(ids, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), hints).retention
+    assert (again.session, again.continued_tokens) == (first.session, 330 - 330 % 16)
+    session = next(one for one in engine.history().sessions if one.session == again.session)
+    (rewind,) = session.rewinds
+    assert (rewind.from_tokens, rewind.to_tokens) == (407, again.continued_tokens)
+    assert rewind.after_events == first.evictions
+    chart = session_chart(session)
+    assert chart.rewinds == [407]
+    assert chart.end_at == 407 + (487 - again.continued_tokens)
+    assert {row.first_page for row in chart.rows if row.at_end[0]} == {
+        page for page in range(again.pages_total) if again.holds_page(page)
+    }
+
+
 def test_the_live_page_shows_the_engine_and_does_not_keep_it(engine):
     kept = ask(engine, thread="watched").retention
     with engine.watch() as page:

@@ -1,4 +1,4 @@
-"""The pages in a real browser: what they draw is the data, nothing runs that names bring, nothing comes from outside."""
+"""The pages in a real browser: they draw the data, nothing runs that names bring, nothing comes from outside."""
 
 from __future__ import annotations
 
@@ -158,11 +158,11 @@ def test_the_live_page_shows_the_snapshot_and_says_when_there_is_no_news(page: P
 
 
 def test_a_token_lets_the_browser_in_and_leaves_the_address(page: Page) -> None:
-    with LivePage(snapshot, token="a token of some length") as live:
+    with LivePage(snapshot, token="a-token-of-some-length") as live:
         page.open(live.address)
         assert "needs its token" in page.run("document.body.innerText")
         page.problems.clear()  # the browser notes the 401
-        page.open(live.url.replace(" ", "%20"), LIVE)
+        page.open(live.url, LIVE)
         assert page.run("location.href") == live.address
         assert page.run("document.cookie") == "", "no script can read it"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from memdecay_agents.pages import build_page_view
 from memdecay_agents.pictures.history import (
     MemoryHistory,
     PageRun,
+    Rewind,
     SessionHistory,
     events_of,
     history_of_ledger,
@@ -38,6 +39,12 @@ class SessionSight(NamedTuple):
     """Of every page of the trace."""
     held: tuple[int, ...]
     """Pages, ascending."""
+    booked_before: int
+    """Evictions of earlier sessions of this key."""
+    booked: int
+    """Evictions of this key."""
+    rewinds: tuple[tuple[int, int, int], ...]
+    """See `SessionState.rewinds`."""
 
 
 def sight(controller: EvictionController) -> tuple[list[SessionSight], Ledger]:
@@ -83,7 +90,10 @@ def _sight_of(state: SessionState) -> SessionSight:
     pages = max(-(-tokens.computed_tokens // page), held[-1] + 1 if held else 0)
     view = build_page_view(tokens, np.arange(pages), tokens.computed_tokens, state.config)
     names = tuple(tokens.table.names[index] for index in view.page_region.tolist())
-    return SessionSight(state.key, state.agent, tokens.computed_tokens, state.budget_pages, names, held)
+    return SessionSight(
+        state.key, state.agent, tokens.computed_tokens, state.budget_pages, names, held, state.booked_before,
+        state.ledger.summary(state.key).evicted, tuple(state.rewinds),
+    )  # fmt: skip
 
 
 def _history_of(seen: SessionSight, entries: Sequence[LedgerEntry], page_size_tokens: int) -> SessionHistory:
@@ -103,4 +113,15 @@ def _history_of(seen: SessionSight, entries: Sequence[LedgerEntry], page_size_to
         regions=tuple(runs),
         held=tuple((group[0][1], group[-1][1] + 1) for group in held),
         events=events_of(entries),
+        rewinds=tuple(_rewinds(seen, entries)),
     )
+
+
+def _rewinds(seen: SessionSight, entries: Sequence[LedgerEntry]) -> Iterator[Rewind]:
+    """The session's rewinds, and its beginning where an earlier one had the same key."""
+    forgotten = seen.booked - len(entries)  # the ledger keeps only the newest entries
+    earlier = seen.booked_before - forgotten
+    if earlier > 0:
+        yield Rewind(after_events=earlier, from_tokens=entries[earlier - 1].computed_tokens, to_tokens=0)
+    for booked, from_tokens, to_tokens in seen.rewinds:
+        yield Rewind(after_events=max(booked - forgotten, 0), from_tokens=from_tokens, to_tokens=to_tokens)
