@@ -113,10 +113,14 @@ def test_agents_of_one_name_are_one_for_the_engine_and_apart_by_tenant() -> None
 # ---- the commands
 
 
-def test_once_as_table_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_as_table_and_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with LivePage(snapshot) as page:
-        code, out, _ = run(capsys, "top", "--url", page.url, "--once", "--json")
+        code, out, _ = run(capsys, "top", "--url", page.url, "--once", "--json", "-")
         assert (code, EngineSnapshot.model_validate_json(out)) == (0, snapshot())
+        lines = tmp_path / "lines.json"
+        assert run(capsys, "top", "--url", page.url, "--once", "--json", str(lines))[0] == 0
+        assert EngineSnapshot.model_validate_json(lines.read_text()) == snapshot()
+        assert run(capsys, "top", "--url", page.url, "--once", "--json", str(tmp_path / "no" / "file"))[0] == 2
         code, out, _ = run(capsys, "top", "--url", page.address, "--once")
         assert code == 0
         assert "12 held of 64" in out
@@ -129,7 +133,7 @@ def test_a_pages_own_address_a_file_and_the_environment_bring_the_key(
     file = tmp_path / "key"
     file.write_text(f"{token}\n")
     with LivePage(snapshot, token=token) as page:
-        asking = ("top", "--once", "--json", "--url")
+        asking = ("top", "--once", "--json", "-", "--url")
         assert run(capsys, *asking, page.url)[0] == 0
         code, _, err = run(capsys, *asking, page.address)
         assert code == 1
@@ -159,7 +163,7 @@ def test_mistakes_are_told_in_a_line(
 
 
 def test_the_page_of_another_server_is_served_until_it_is_stopped(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-m", "memdecay_agents", "top", "--web", "--json", "--url"]
+    arguments = [sys.executable, "-m", "memdecay_agents", "top", "--web", "--json", "-", "--url"]
     path = environment(entry_points_beside(tmp_path / "entry-points"))
     with LivePage(snapshot, token="a-token-of-some-length") as page:
         served = subprocess.Popen([*arguments, page.url], env=path, stdout=subprocess.PIPE, text=True)
@@ -173,7 +177,7 @@ def test_the_page_of_another_server_is_served_until_it_is_stopped(tmp_path: Path
 
 def test_a_picture_of_an_export_and_of_a_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     export = history().save(tmp_path / "export.json")
-    code, out, err = run(capsys, "picture", str(export), "--json", "--agent", "clerk")
+    code, out, err = run(capsys, "picture", str(export), "--json", "-", "--agent", "clerk")
     assert code == 0, err
     told = json.loads(out)
     assert Path(told["png_file"]).read_bytes().startswith(b"\x89PNG")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from memdecay_agents.pictures import MemoryHistory
 
 
 def picture(
@@ -26,7 +29,10 @@ def picture(
         Path | None, typer.Option(help="For a ledger: a profile (memdecay calibrate) whose half-lives are drawn.")
     ] = None,
     title: Annotated[str, typer.Option(help="Above the pictures.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the files and the totals as JSON.")] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="[FILE]", help="Write the files' names and the totals as JSON ('-': stdout)."),
+    ] = None,
 ) -> None:
     """Draw what each agent kept over time: a picture (PNG) and a page to look around in (HTML, one file).
 
@@ -35,8 +41,9 @@ def picture(
     from rich.console import Console
 
     from memdecay_agents.config import MemDecayConfig
+    from memdecay_agents.pictures.files import write_whole
     from memdecay_agents.pictures.loading import load_history, only_agents
-    from memdecay_agents.pictures.memory_page import page_data, write_memory_page
+    from memdecay_agents.pictures.memory_page import write_memory_page
     from memdecay_agents.pictures.memory_png import draw_memory
 
     config = MemDecayConfig.from_profile(profile) if profile is not None else None
@@ -48,24 +55,34 @@ def picture(
         written["png_file"] = str(draw_memory(history, png, theme=theme, title=title or source.name))
     if html is not None:
         written["html_file"] = str(write_memory_page(history, html, title=title or source.name))
-    if as_json:
-        sessions = [
-            {
-                "session": chart["session"],
-                "agent": chart["agent"],
-                "page_size_tokens": chart["page_size_tokens"],
-                "budget_tokens": chart["budget_tokens"],
-                "pages": chart["pages"],
-                "pages_left": sum(chart["evicted_by_region"].values()),
-                "pages_left_by_region": chart["evicted_by_region"],
-                "events_by_reason": chart["events_by_reason"],
-                "tokens_held_at_end": sum(chart["held_at_end"].values()),
-                "peak_tokens": chart["peak_tokens"],
-            }
-            for chart in page_data(history)["charts"]
-        ]
-        typer.echo(json.dumps({"schema_version": 1, **written, "sessions": sessions}, indent=1))
-        return
+    if json_file is not None:
+        told = {"schema_version": 1, "command": "picture", **written, "sessions": _totals(history)}
+        text = json.dumps(told, indent=1)
+        if str(json_file) == "-":
+            typer.echo(text)
+        else:
+            write_whole(json_file, text + "\n")
     console = Console(stderr=True, highlight=False)
     for path in written.values():
         console.print(f"wrote {path}", soft_wrap=True, markup=False)
+
+
+def _totals(history: MemoryHistory) -> list[dict[str, Any]]:
+    from memdecay_agents.pictures.charts import session_chart
+
+    charts = [session_chart(session) for session in history.sessions]
+    return [
+        {
+            "session": chart.session,
+            "agent": chart.agent,
+            "page_size_tokens": chart.page_size_tokens,
+            "budget_tokens": chart.budget_tokens,
+            "pages": chart.pages,
+            "pages_left": sum(chart.evicted_by_region.values()),
+            "pages_left_by_region": chart.evicted_by_region,
+            "events_by_reason": chart.events_by_reason,
+            "tokens_held_at_end": sum(chart.held_at_end.values()),
+            "peak_tokens": chart.peak_tokens,
+        }
+        for chart in charts
+    ]

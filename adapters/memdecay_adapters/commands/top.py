@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -28,7 +29,10 @@ def top(
         Path | None, typer.Option(help=f"A file with the server's API key; default: ${KEY_VARIABLE}.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print snapshots as JSON, one a line.")] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="[FILE]", help="Write snapshots as JSON, one a line ('-': stdout)."),
+    ] = None,
     interval: Annotated[float, typer.Option(min=0.2, max=3600.0, help="Seconds between two looks.")] = 1.0,
     web: Annotated[bool, typer.Option("--web", help="Serve a live page instead; it can only be read.")] = False,
     host: Annotated[
@@ -40,15 +44,21 @@ def top(
 
     With an API key only what is that key's own.
     """
+    from rich.console import Console
+
     from memdecay_adapters.remote.snapshots import RemoteSnapshots
+    from memdecay_agents.live import snapshot_table
 
     if web and once:
         raise ConfigError(where="--web --once", rule="a page is served until it is stopped", remedy="Leave one out.")
     with RemoteSnapshots(url, _key(api_key_file)) as remote, suppress(KeyboardInterrupt):
         if web:
-            _serve(remote.snapshot, host, port, as_json)
-        elif as_json or once:
-            _print(remote.snapshot, as_json, once, interval)
+            _serve(remote.snapshot, host, port, json_file)
+        elif json_file is not None:
+            with _opened(json_file) as lines:
+                _write(remote.snapshot, lines, once, interval)
+        elif once:
+            Console().print(snapshot_table(remote.snapshot()))
         else:
             _watch(remote.snapshot, interval)
 
@@ -69,17 +79,23 @@ def _key(path: Path | None) -> str | None:
     return keys[0]
 
 
-def _print(take: Callable[[], EngineSnapshot], as_json: bool, once: bool, interval: float) -> None:
-    from rich.console import Console
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    if str(path) == "-":
+        yield sys.stdout
+        return
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise ConfigError(
+            where=f"--json {path}", rule=f"it cannot be written: {error.strerror}", remedy="Name another file."
+        ) from error
 
-    from memdecay_agents.live import snapshot_table
 
+def _write(take: Callable[[], EngineSnapshot], lines: TextIO, once: bool, interval: float) -> None:
     while True:
-        snapshot = take()
-        if as_json:
-            typer.echo(snapshot.model_dump_json())
-        else:
-            Console().print(snapshot_table(snapshot))
+        print(take().model_dump_json(), file=lines, flush=True)
         if once:
             return
         time.sleep(interval)
@@ -105,7 +121,7 @@ def _watch(take: Callable[[], EngineSnapshot], interval: float) -> None:
                 shown = Group(table, Text(f"no news: {plain(str(error), 400)}", style="bold red"))
 
 
-def _serve(take: Callable[[], EngineSnapshot], host: str, port: int, as_json: bool) -> None:
+def _serve(take: Callable[[], EngineSnapshot], host: str, port: int, json_file: Path | None) -> None:
     import threading
 
     from rich.console import Console
@@ -114,8 +130,9 @@ def _serve(take: Callable[[], EngineSnapshot], host: str, port: int, as_json: bo
 
     take()  # a wrong address or key ends here
     with LivePage(take, host=host, port=port) as page:
-        if as_json:
-            typer.echo(json.dumps({"schema_version": 1, "url": page.url}))
+        if json_file is not None:
+            with _opened(json_file) as lines:
+                print(json.dumps({"schema_version": 1, "command": "top", "url": page.url}), file=lines, flush=True)
         else:
             console = Console(highlight=False)
             console.print(f"live page: {page.url}", soft_wrap=True, markup=False)
