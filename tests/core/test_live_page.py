@@ -106,6 +106,9 @@ def test_the_token_becomes_a_cookie_that_scripts_cannot_read(guarded):
     assert "SameSite" in cookie
     answer, body = ask(guarded, "/snapshot.json", Cookie="other=1; " + cookie.split(";")[0])
     assert (answer.status, json.loads(body)["model"]) == (200, HOSTILE)
+    name = cookie.split("=")[0]
+    for forged in (f"{name}=", f"{name}=1", f"{name}={TOKEN}x"):
+        assert ask(guarded, "/snapshot.json", Cookie=forged)[0].status == 401
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_the_table_shows_names_as_they_are_and_obeys_none():
     shown = console.file.getvalue()
     assert "\x1b[31m" not in shown, "a name's escape sequence"
     assert "clerk" in shown
-    assert "<img src=x onerror=alert(1)>" in shown
+    assert "?[31m<img src=x onerror=alert(1)>" in shown
     assert "75%" in shown
     assert "12 held of 64, 43 free" in shown
     assert "1 min" in shown

@@ -7,7 +7,7 @@ from memdecay_agents.live import AgentView, EngineSnapshot, Evictions, Flow, Poo
 from memdecay_agents.pictures import MemoryHistory, SessionHistory
 from memdecay_agents.pictures.history import PageEvent, PageRun, priorities_of
 
-HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\x1b[31m"
+HOSTILE = "\x1b[31m<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 PAGE = 16
 
 
