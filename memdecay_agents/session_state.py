@@ -64,6 +64,11 @@ class SessionState:
         self.config = config
         self.policy = policy
         self.ledger = Ledger() if ledger is None else ledger
+        self.booked_before = self.ledger.summary(self.key).evicted
+        """Evictions of earlier sessions of this key."""
+        self.rewinds: deque[tuple[int, int, int]] = deque(maxlen=MAX_REWINDS)
+        """Each time that computed tokens were dropped: evictions of this key until then, tokens that were computed, and
+        those that remained; for pictures."""
         self.tokens = TokenState(config, policy.refresh_rule())
         self.budget: AgentBudget | None = config.budget_of(agent)
         self.share_pages: int | None = None
@@ -73,11 +78,6 @@ class SessionState:
         """Most pages ever held after a plan was made, the step's new ones included."""
         self.budget_bound = False
         """Whether the budget ever asked for an eviction: a budget that never bound changed nothing."""
-        self.booked_before = self.ledger.summary(self.key).evicted
-        """Evictions of earlier sessions of this key."""
-        self.rewinds: deque[tuple[int, int, int]] = deque(maxlen=MAX_REWINDS)
-        """Each time that computed tokens were dropped: evictions of this key until then, tokens that were computed, and
-        those that remained; for pictures."""
         self._view: PageView | None = None
 
     @property
