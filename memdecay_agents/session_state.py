@@ -11,6 +11,7 @@ The engine's loop, in its own words:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,6 +29,9 @@ from memdecay_agents.policies.base import Policy
 from memdecay_agents.selection import EvictionPlan, plan_eviction
 from memdecay_agents.sessions import SessionId
 from memdecay_agents.token_state import TokenState
+
+MAX_REWINDS = 1000
+"""Remembered of one session; beyond, the oldest go."""
 
 
 class SessionState:
@@ -60,6 +64,11 @@ class SessionState:
         self.config = config
         self.policy = policy
         self.ledger = Ledger() if ledger is None else ledger
+        self.booked_before = self.ledger.summary(self.key).evicted
+        """Evictions of earlier sessions of this key."""
+        self.rewinds: deque[tuple[int, int, int]] = deque(maxlen=MAX_REWINDS)
+        """Each time that computed tokens were dropped: evictions of this key until then, tokens that were computed, and
+        those that remained; for pictures."""
         self.tokens = TokenState(config, policy.refresh_rule())
         self.budget: AgentBudget | None = config.budget_of(agent)
         self.share_pages: int | None = None
@@ -121,6 +130,7 @@ class SessionState:
     def rewind(self, n_tokens: int) -> None:
         """Go back to the first ``n_tokens`` tokens; pages wholly beyond are no longer held."""
         if n_tokens < self.tokens.n_tokens:
+            self._note_rewind(n_tokens)
             self.tokens.truncate(n_tokens)
             self.ledger.rewound(self.key, -(-n_tokens // self.config.page_size_tokens))
 
@@ -138,6 +148,7 @@ class SessionState:
 
     def reset_cache(self) -> None:
         """The session lost all its pages (preemption): clocks, attention and pages start again."""
+        self._note_rewind(0)
         self.tokens.reset_cache()
         self.close()
 
@@ -145,6 +156,11 @@ class SessionState:
         """The session gave back all its pages."""
         self.ledger.closed(self.key)
         self._view = None
+
+    def _note_rewind(self, n_tokens: int) -> None:
+        computed = self.tokens.computed_tokens
+        if computed > n_tokens:
+            self.rewinds.append((self.ledger.summary(self.key).evicted, computed, n_tokens))
 
     # --- eviction -------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from memdecay_adapters.demo.run import DemoOptions, run_demo
 from memdecay_adapters.demo.scenario import FACTS
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.ledger import Ledger
+from memdecay_agents.pictures import MemoryHistory
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -155,6 +156,10 @@ def test_the_demo_as_a_user_runs_it(tmp_path, no_engine):
     assert [fact["attribute"] for fact in report["facts"]] == [fact.attribute for fact in FACTS]
     assert sum(fact["correct_full_cache"] for fact in report["facts"]) >= 5, "the model knows what it was told"
     assert (tmp_path / "retention.png").read_bytes().startswith(b"\x89PNG")
+    assert Path(report["page_file"]).read_text().startswith("<!doctype html>")
+    history = MemoryHistory.load(report["history_file"])
+    assert sum(len(session.events) for session in history.sessions) == report["evictions_total"]
+    assert {session.agent for session in history.sessions} >= {"planner", "worker", "answer"}
     assert len(Ledger.from_jsonl(report["ledger_file"])) == report["evictions_total"]
     assert "known" in done.stdout
     assert "Traceback" not in done.stderr

@@ -24,6 +24,7 @@ def test_a_wheel_holds_the_three_packages_and_the_commands(tmp_path):
     packages = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert packages == {"memdecay_agents", "memdecay_adapters", "memdecay_kernels"}
     assert "memdecay_adapters/engine/manager.py" in names
+    assert {"memdecay_agents/pictures/web/page.js", "memdecay_agents/live/web/live.html"} <= set(names)
     kernels = {name.removeprefix("memdecay_kernels/") for name in names if name.startswith("memdecay_kernels/")}
     assert kernels >= {"cuda/kernels.tar.xz", "cuda/src/kernels.cu", "cuda/src/device.cuh", "native/element_math.h"}
     assert any(name.endswith("licenses/LICENSE") for name in names)

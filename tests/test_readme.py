@@ -20,7 +20,9 @@ def test_the_python_blocks_run_in_order_as_a_script(tmp_path, no_engine):
     assert len(blocks) >= 4
     script = tmp_path / "readme.py"  # no __main__ guard, as a user would write it
     script.write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"\{'user': \d+", done.stdout), "the printed dict says which pages were freed"
 

@@ -24,7 +24,7 @@ from memdecay_adapters.server.limits import ServerLimits
 from memdecay_adapters.server.middleware import GateMiddleware
 from memdecay_adapters.server.routes import Routes
 from memdecay_adapters.server.tenants import Tenants
-from memdecay_adapters.server.wire import GENERATE, INFO, PROTOCOL, SESSIONS
+from memdecay_adapters.server.wire import GENERATE, INFO, PROTOCOL, SESSIONS, SNAPSHOT
 from tests.server.limits_for_tests import LIMITS
 
 
@@ -99,6 +99,9 @@ class FakeBackend:
             }
         ]  # fmt: skip
 
+    async def snapshot(self, tenant: str) -> Any:
+        return {"tenant": tenant}
+
     async def close_sessions(self, tenant: str, thread_id: str | None) -> Any:
         self.asked.append((tenant, thread_id))
         return 1
@@ -119,6 +122,7 @@ def fake_app(backend: FakeBackend, keys: Sequence[str] = ()) -> Starlette:
             Route(INFO, routes.info, methods=["GET"]),
             Route(GENERATE, routes.generate, methods=["POST"]),
             Route(SESSIONS, routes.sessions, methods=["GET"]),
+            Route(SNAPSHOT, routes.snapshot, methods=["GET"]),
             Route(SESSIONS, routes.close_sessions, methods=["DELETE"]),
             Route("/{path:path}", echo, methods=["GET", "POST"]),
         ]

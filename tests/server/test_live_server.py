@@ -20,9 +20,10 @@ from langchain_core.tools import tool
 
 from memdecay_adapters import ChatMemDecay, ChatMemDecayRemote
 from memdecay_adapters.remote import RemoteEngine, RemoteSampling
-from memdecay_adapters.server.wire import GENERATE, INFO, SESSIONS
+from memdecay_adapters.server.wire import GENERATE, INFO, SESSIONS, SNAPSHOT
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.hints import RequestHints
+from memdecay_agents.live import EngineSnapshot
 from tests.engine.random_llama import random_llama
 from tests.server.hostile import payloads
 from tests.server.live import ROOT, environment, memdecay_serve
@@ -176,6 +177,14 @@ def test_a_session_is_its_tenants_alone(url: str, alice: RemoteEngine, bob: Remo
     assert bob.close_sessions("shared name") == 1
     assert bob.sessions() == []
     assert "shared name" in {session.session for session in alice.sessions()}
+    seen = [EngineSnapshot.model_validate(http(url, key).get(SNAPSHOT).json()) for key in (ALICE, BOB)]
+    assert [snapshot.scope for snapshot in seen] == ["tenant", "tenant"]
+    (shown,) = [session for session in seen[0].sessions if session.session == "shared name"]
+    assert (shown.pages_held, shown.pages_held_by_region) == (held.pages_held, held.pages_held_by_region)
+    assert (seen[1].sessions, seen[1].pool.held_pages, seen[1].pool.free_pages) == ((), 0, None)
+    (his,) = [agent for agent in seen[1].agents if agent.agent == "clerk"]
+    assert (his.flow.computed_tokens, his.flow.generated_tokens) == (len(ids) + 2, 3)
+    assert http(url, None).get(SNAPSHOT).status_code == 401
     assert alice.close_sessions("shared name") == 1
     named = {"tenant": "key-" + "0" * 32, "session": "shared name"}
     answer = http(url, BOB).post(

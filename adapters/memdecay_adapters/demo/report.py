@@ -58,6 +58,8 @@ class DemoReport(TypedDict):
     wall_seconds: float
     ledger_file: str
     picture_file: str
+    page_file: str
+    history_file: str
     facts: list[FactReport]
     turns: list[TurnReport]
 

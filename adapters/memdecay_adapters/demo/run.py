@@ -22,7 +22,7 @@ from memdecay_adapters.demo.watch import CallWatcher, ModelCall
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.ledger import Ledger
-from memdecay_agents.pictures import RetentionColumn, draw_retention_map
+from memdecay_agents.pictures import RetentionColumn, draw_retention_map, write_memory_page
 
 if TYPE_CHECKING:
     from memdecay_adapters.engine import MemDecayEngine
@@ -88,6 +88,7 @@ def _run(options: DemoOptions, live: LiveReport, engine: MemDecayEngine, started
     with live.console.status("asking for the planted facts"):
         kept, full = _probe(options, engine, messages)
     live.facts(kept, full)
+    history = engine.history()
     engine.close_sessions(THREAD)
     after = engine.pool_stats()
 
@@ -100,6 +101,9 @@ def _run(options: DemoOptions, live: LiveReport, engine: MemDecayEngine, started
         options.output_folder / "retention.png",
         title=f"What each call of the model kept: {name}, policy {engine.config.policy}",
     )
+    title = f"The demo: {name}, policy {engine.config.policy}"
+    page = write_memory_page(history, options.output_folder / "memory.html", title=title)
+    export = history.save(options.output_folder / "history.json")
     report = DemoReport(
         schema_version=SCHEMA_VERSION,
         engine_version=engine.vllm_version,
@@ -119,10 +123,12 @@ def _run(options: DemoOptions, live: LiveReport, engine: MemDecayEngine, started
         wall_seconds=round(time.perf_counter() - started, 2),
         ledger_file=str(ledger_file),
         picture_file=str(picture),
+        page_file=str(page),
+        history_file=str(export),
         facts=fact_reports(kept, full),
         turns=[turn_report(call) for call in calls],
     )
-    live.totals(_totals(report, ledger), {"ledger": str(ledger_file), "picture": str(picture)})
+    live.totals(_totals(report, ledger), {"ledger": str(ledger_file), "picture": str(picture), "page": str(page)})
     return report
 
 

@@ -121,6 +121,7 @@ class EvictionController(SessionTurns):
             self.events.note(BYPASSES, "policy_fault", level=logging.ERROR, request=request_id, detail=plan.fault)
         self._refuse_pinned(state, plan.pages)
         entries = state.apply(plan, request_id=request_id, reason=reason)
+        self.live.evicted(state.session_id.tenant, state.agent, entries)
         by_region = Counter(entry.region for entry in entries)
         for region, pages in by_region.items():
             self.events.note(EVICTED_PAGES, state.agent, region, reason.value, by=pages, level=logging.DEBUG,
@@ -187,10 +188,13 @@ class EvictionController(SessionTurns):
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._requests.get(request_id)
             if tracked is None:
+                self.count_plain(request_id, tokens)
                 continue
             tracked.in_worker = True
             computed = tracked.request.num_computed_tokens + tokens
-            self._state_of(tracked).on_computed(tokens, int(computed >= tracked.request.num_tokens))
+            generated = int(computed >= tracked.request.num_tokens)
+            self._state_of(tracked).on_computed(tokens, generated)
+            self.live.step(tracked.home.tenant, tracked.hints.agent, tokens, generated)
             if self.policy.uses_attention and (queries := tracked.queries_to_observe(tokens, self.config)):
                 observe[request_id] = queries
                 if self.policy.uses_key_norms:

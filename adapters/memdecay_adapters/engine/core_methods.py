@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from memdecay_adapters.engine.session_listing import list_sessions
+from memdecay_adapters.engine.snapshotting import take_snapshot
 
 if TYPE_CHECKING:
     from memdecay_adapters.engine.controller import EvictionController
@@ -19,13 +20,16 @@ DESCRIBE = "memdecay_describe"
 SESSIONS = "memdecay_sessions"
 CLOSE_SESSIONS = "memdecay_close_sessions"
 TAKE_SUMMARY = "memdecay_take_summary"
+SNAPSHOT = "memdecay_snapshot"
 
 
 def install_core_methods() -> None:
     """Give vLLM's engine core the methods below; idempotent."""
     from vllm.v1.engine.core import EngineCore
 
-    for method in (memdecay_describe, memdecay_sessions, memdecay_close_sessions, memdecay_take_summary):
+    for method in (
+        memdecay_describe, memdecay_sessions, memdecay_close_sessions, memdecay_take_summary, memdecay_snapshot
+    ):  # fmt: skip
         setattr(EngineCore, method.__name__, method)
 
 
@@ -65,6 +69,12 @@ def memdecay_take_summary(core: Any, request_id: str) -> dict[str, Any] | None:
         core.abort_requests(running)
     summary = controller.take_summary_of(lambda name: _belongs(name, request_id))
     return None if summary is None else asdict(summary)
+
+
+def memdecay_snapshot(core: Any, tenant: str | None) -> dict[str, Any]:
+    """What one tenant's sessions, or all (None), hold and do now; see `take_snapshot`."""
+    pool = core.scheduler.kv_cache_manager.block_pool
+    return take_snapshot(_controller(core), pool, tenant).model_dump(mode="json")
 
 
 def _belongs(internal_id: str, request_id: str) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from memdecay_adapters.engine.agent_tallies import AgentTally
 from memdecay_adapters.engine.determinism import check_deterministic_sampling, deterministic_arguments
+from memdecay_adapters.engine.looking import Looking
 from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.engine.results import GenerationResult
 from memdecay_adapters.engine.settings import EngineSettings
@@ -42,7 +43,7 @@ DEFAULT_TENANT = "default"
 """The tenant of requests that name none."""
 
 
-class MemDecayEngine:
+class MemDecayEngine(Looking):
     """A vLLM engine in this process that evicts pages of running requests by region.
 
     One thread owns vLLM; any thread and any event loop may submit, and concurrent requests are batched
@@ -335,6 +336,7 @@ class MemDecayEngine:
         """Abort what runs and free the model and the cache; idempotent."""
         if not self._closed and os.getpid() == self._pid:
             self._closed = True
+            self._close_pages()
             if not self._thread.has_failed:
                 with contextlib.suppress(EngineError):  # it failed, or is closing, in this very moment
                     self._thread.call(self._internals.controller.note_unbound_budgets)

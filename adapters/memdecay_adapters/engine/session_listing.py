@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,16 +29,20 @@ def list_sessions(controller: EvictionController, tenant: str) -> list[dict[str,
         ``page_size_tokens``, ``pages_held``, ``pages_held_by_region`` and ``budget_pages`` (None: no budget).
     """
     controller.expire()
-    listed = [
-        _describe(tracked.home, state, state.held_pages, None)
-        for _, tracked, state in controller.running()
-        if tracked.home.tenant == tenant
-    ]
+    return [described for _, described in describe_sessions(controller, tenant)]
+
+
+def describe_sessions(
+    controller: EvictionController, tenant: str | None
+) -> Iterator[tuple[SessionState, dict[str, Any]]]:
+    """States and descriptions, as `list_sessions` gives them, of a tenant's sessions or of all (None)."""
+    for _, tracked, state in controller.running():
+        if tenant in (None, tracked.home.tenant):
+            yield state, _describe(tracked.home, state, state.held_pages, None)
     for session in controller.sessions:
-        if session.home.tenant == tenant:
+        if tenant in (None, session.home.tenant):
             idle_seconds = controller.sessions.idle_seconds(session)
-            listed.append(_describe(session.home, session.state, session.held_pages, idle_seconds))
-    return listed
+            yield session.state, _describe(session.home, session.state, session.held_pages, idle_seconds)
 
 
 def _describe(

@@ -28,6 +28,7 @@ from memdecay_adapters.engine.events import (
     TURNS,
     CounterSpec,
 )
+from memdecay_adapters.engine.live_tallies import LiveTallies
 from memdecay_adapters.engine.request_admission import NO_AGENT, RequestAdmission
 from memdecay_adapters.engine.results import RetentionSummary
 from memdecay_adapters.engine.session_store import RetainedSession, SessionStore, common_prefix
@@ -60,6 +61,7 @@ class SessionTurns(RequestAdmission):
         self.ledger = Ledger()
         self.sessions = SessionStore(page_size_tokens, settings.session_idle_seconds, settings.max_idle_sessions)
         self.agents = AgentTallies()
+        self.live = LiveTallies()
         self.free_blocks: Callable[[Sequence[Block]], None] = lambda blocks: None
         """Gives blocks back to the pool; bound to the cache manager."""
         self._keep_sessions = settings.keep_sessions
@@ -295,6 +297,13 @@ class SessionTurns(RequestAdmission):
         elif tracked.state is not None:
             state.close()
         return asdict(summary)
+
+    def count_plain(self, request_id: str, tokens: int) -> None:
+        """Count the tokens of a step of a request without hints: nobody's, but the engine's."""
+        if (plain := self._plain.get(request_id)) is not None:
+            request, _ = plain
+            generated = int(request.num_computed_tokens + tokens >= request.num_tokens)
+            self.live.step("", NO_AGENT, tokens, generated)
 
     def session_of(self, request_id: str) -> RetainedSession | None:
         """The idle session that the request is about to continue."""

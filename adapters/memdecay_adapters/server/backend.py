@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memdecay_adapters.engine.core_methods import CLOSE_SESSIONS, DESCRIBE, SESSIONS
+from memdecay_adapters.engine.core_methods import CLOSE_SESSIONS, DESCRIBE, SESSIONS, SNAPSHOT
 from memdecay_adapters.engine.required import require_attributes
 from memdecay_adapters.engine.validation import PoolShape
 from memdecay_adapters.engine.versions import require_supported_vllm
@@ -136,6 +136,11 @@ class Backend:
     async def sessions(self, tenant: str) -> Any:
         """A tenant's sessions that hold pages."""
         return await self.call(SESSIONS, tenant)
+
+    async def snapshot(self, tenant: str) -> Any:
+        """What a tenant's sessions hold and do now; on a server without keys everybody's, who are one tenant."""
+        taken = await self.call(SNAPSHOT, None if tenant == OPEN_TENANT else tenant)
+        return {**taken, "model": self.info["model"]}
 
     async def close_sessions(self, tenant: str, thread_id: str | None) -> Any:
         """Give up a tenant's idle sessions; returns how many."""

@@ -42,6 +42,10 @@ class Routes:
         """The tenant's sessions that hold pages; see `list_sessions`."""
         return JSONResponse({"sessions": await self._engine().sessions(request.scope[TENANT])})
 
+    async def snapshot(self, request: Request) -> Response:
+        """What the tenant's sessions hold and do now; see `EngineSnapshot`."""
+        return JSONResponse(await self._engine().snapshot(request.scope[TENANT]), headers={"Cache-Control": "no-store"})
+
     async def close_sessions(self, request: Request) -> Response:
         """Give up the tenant's idle sessions: of ``?thread_id=``, or with ``?all=true`` all of them."""
         thread_id, everything = request.query_params.get("thread_id"), request.query_params.get("all") == "true"

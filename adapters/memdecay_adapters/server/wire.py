@@ -22,6 +22,7 @@ PROTOCOL = 1
 
 PREFIX = "/v1/memdecay"
 INFO, GENERATE, SESSIONS = f"{PREFIX}/info", f"{PREFIX}/generate", f"{PREFIX}/sessions"
+SNAPSHOT = f"{PREFIX}/snapshot"
 
 LEAST_LOGPROB = -9999.0
 """What a log-probability of minus infinity is written as, for JSON has none."""
