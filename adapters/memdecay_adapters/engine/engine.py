@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from memdecay_adapters.engine.agent_tallies import AgentTally
 from memdecay_adapters.engine.determinism import check_deterministic_sampling, deterministic_arguments
+from memdecay_adapters.engine.engine_explain import Explaining
 from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.engine.results import GenerationResult
 from memdecay_adapters.engine.settings import EngineSettings
@@ -42,7 +43,7 @@ DEFAULT_TENANT = "default"
 """The tenant of requests that name none."""
 
 
-class MemDecayEngine:
+class MemDecayEngine(Explaining):
     """A vLLM engine in this process that evicts pages of running requests by region.
 
     One thread owns vLLM; any thread and any event loop may submit, and concurrent requests are batched

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memdecay_adapters.engine.core_methods import CLOSE_SESSIONS, DESCRIBE, SESSIONS
+from memdecay_adapters.engine.core_methods import CLOSE_SESSIONS, DESCRIBE, EXPLAIN, SESSIONS
 from memdecay_adapters.engine.required import require_attributes
 from memdecay_adapters.engine.validation import PoolShape
 from memdecay_adapters.engine.versions import require_supported_vllm
@@ -136,6 +136,10 @@ class Backend:
     async def sessions(self, tenant: str) -> Any:
         """A tenant's sessions that hold pages."""
         return await self.call(SESSIONS, tenant)
+
+    async def explain(self, tenant: str, query: Mapping[str, Any]) -> Any:
+        """What is held of a tenant's session, and why; see `explain_for_tenant`."""
+        return await self.call(EXPLAIN, tenant, dict(query))
 
     async def close_sessions(self, tenant: str, thread_id: str | None) -> Any:
         """Give up a tenant's idle sessions; returns how many."""
