@@ -272,10 +272,7 @@ class MemDecayEngine(Explaining):
 
     def _snapshot(self) -> Snapshot:
         self._check_usable()
-        controller = self._internals.controller
-        return self._thread.call(
-            lambda: (list(controller.events), self._internals.pool_stats(), list(controller.agents))
-        )
+        return self._thread.call(self._internals.metrics_snapshot)
 
     def agents(self) -> list[AgentTally]:
         """Each agent's budget, the pages that it held at most, and what was evicted, since start."""

@@ -157,8 +157,8 @@ def render_regions(
         if start is not None:
             stretches = with_generation(stretches, start, generation)
     last = len(text) if start is None else start
-    entries = {entry: (min(first, last), min(end, last)) for entry, (first, end) in resolved.entries.items()}
-    return Rendered(text, stretches, reason, start, entries)
+    places = {entry: (min(first, last), min(end, last)) for entry, (first, end) in resolved.entries.items()}
+    return Rendered(text, stretches, reason, start, places)
 
 
 def _generation_start(
