@@ -106,7 +106,7 @@ def _achieved(tallies: Sequence[AgentTally], events: EngineEvents) -> list[Gauge
 
 
 class GaugeSchedule:
-    """When a server's scheduler reads the gauges again: when nothing runs any more, else seldom enough to cost little."""
+    """When a server reads the gauges: when nothing runs any more, else seldom enough to cost little."""
 
     def __init__(self) -> None:
         self._next = 0.0
