@@ -145,7 +145,7 @@ def _threads() -> Finding:
 def _openmp() -> Finding:
     import torch
 
-    if not torch.backends.openmp.is_available():
+    if not torch.backends.openmp.is_available():  # type: ignore[no-untyped-call]
         return Finding("openmp", "warning", "this torch has none: one thread", "Install a torch that is built with it.")
     binding = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
     found = f"{torch.get_num_threads()} threads, bound: {binding}"
