@@ -12,6 +12,8 @@ Importing this package loads numpy and pydantic, no model runtime and no agent f
 from memdecay_agents.agent_budgets import AgentBudget, ContextFraction, FixedBudget, PoolShare
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import MemDecayError
+from memdecay_agents.explaining import explain_session
+from memdecay_agents.explanation import Explanation, PageExplanation, SessionExplanation
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.ledger import EvictionReason, Ledger, LedgerEntry, LedgerSummary
 from memdecay_agents.observations import Observation, RefreshRule
@@ -32,6 +34,7 @@ __all__ = [
     "ContextFraction",
     "EvictionPlan",
     "EvictionReason",
+    "Explanation",
     "FixedBudget",
     "Ledger",
     "LedgerEntry",
@@ -39,12 +42,14 @@ __all__ = [
     "MemDecayConfig",
     "MemDecayError",
     "Observation",
+    "PageExplanation",
     "PageView",
     "Policy",
     "PoolShare",
     "RefreshRule",
     "RegionProfile",
     "RequestHints",
+    "SessionExplanation",
     "SessionId",
     "SessionState",
     "Span",
@@ -52,6 +57,7 @@ __all__ = [
     "TokenState",
     "build_page_view",
     "check_budget",
+    "explain_session",
     "get_policy",
     "minimum_budget_pages",
     "plan_eviction",

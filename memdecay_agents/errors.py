@@ -88,6 +88,12 @@ class LedgerError(MemDecayError):
     code = "ledger"
 
 
+class ExplainError(MemDecayError):
+    """A session, message, page or token that nothing is known of."""
+
+    code = "explain"
+
+
 class IntegrityError(MemDecayError):
     """The engine's invariants do not hold: a live row points at a freed block, counts differ."""
 

@@ -15,7 +15,7 @@ from pydantic import model_validator as _model_validator
 from memdecay_agents._validation import first_problem
 from memdecay_agents.agent_budgets import AgentBudget, FixedBudget
 from memdecay_agents.config import MemDecayConfig
-from memdecay_agents.errors import BudgetError, HintsError
+from memdecay_agents.errors import BudgetError, HintsError, SpanError
 from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span, SpanFlag, check_partition, merge_adjacent
 
@@ -27,6 +27,9 @@ MAX_HINTS_BYTES = 64 * 1024
 
 MAX_SPANS = 4096
 """Spans of one message, at most."""
+
+MAX_MESSAGES = 2048
+"""Messages whose tokens are told, at most."""
 
 _MAX_INDEX = 2**31 - 1
 _ALL_FLAGS = int(SpanFlag.PINNED | SpanFlag.SUPERSEDED)
@@ -71,6 +74,10 @@ class RequestHints(BaseModel):
     spans: tuple[Span, ...] = Field(default=(), max_length=MAX_SPANS)
     """A partition of the tokens from ``base`` to the end of the prompt."""
 
+    messages: tuple[tuple[_Count, _Count], ...] = Field(default=(), max_length=MAX_MESSAGES)
+    """First token and the one past the last of each message of the prompt, for explanations; empty: not told. Messages
+    that a template joins share their tokens, one that it leaves out has none."""
+
     rewind: Literal["continue", "recompute"] = "continue"
     """What to do when the session's history was edited: go on from the divergence point, with the pages that were
     evicted before it still gone, or compute the whole prompt anew."""
@@ -97,6 +104,21 @@ class RequestHints(BaseModel):
     @classmethod
     def _pins_as_tuple(cls, pins: Any) -> Any:
         return tuple(pins) if isinstance(pins, list) else pins
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _messages_as_tuples(cls, messages: Any) -> Any:
+        if isinstance(messages, list):
+            messages = tuple(tuple(one) if isinstance(one, list) else one for one in messages)
+        return messages
+
+    @field_validator("messages")
+    @classmethod
+    def _check_messages(cls, messages: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        for start, end in messages:
+            if start > end:
+                raise ValueError(f"message [{start}, {end}) ends before it begins")
+        return messages
 
     @field_validator("spans", mode="before")
     @classmethod
@@ -131,6 +153,9 @@ class RequestHints(BaseModel):
         if self.budget is not None:
             message["budget"] = self.budget.model_dump(mode="json")
         # younger keys are left out at their defaults, so that a reader that does not know them takes the message
+        message["messages"] = [list(one) for one in self.messages]
+        if not self.messages:
+            del message["messages"]
         for name in ("budget", "rewind", "output_region"):
             if getattr(self, name) == RequestHints.model_fields[name].default:
                 del message[name]
@@ -159,10 +184,16 @@ class RequestHints(BaseModel):
         """Check the message against the prompt and the configuration that it will be used with.
 
         Raises:
-            SpanError: the spans do not partition [base, n_prompt_tokens).
+            SpanError: the spans do not partition [base, n_prompt_tokens), or a message ends beyond.
             RegionError: a pin or the output region is unknown.
         """
         check_partition(self.spans, self.base, n_prompt_tokens, config.region_names)
+        if (end := max((end for _, end in self.messages), default=0)) > n_prompt_tokens:
+            raise SpanError(
+                where="hints.messages",
+                rule=f"a message ends at token {end}, beyond the prompt of {n_prompt_tokens} tokens",
+                remedy="Make them from the ids that are sent.",
+            )
         for region in (*self.pins, self.output_region):
             config.region_index(region)
 

@@ -64,7 +64,7 @@ class Ledger:
     """Owned by one thread; what it hands out are copies.
 
     Args:
-        max_entries: entries kept in memory (about 2 KB each); beyond, the oldest go. Totals keep counting.
+        max_entries: entries kept in memory (about 2.7 KB each); beyond, the oldest go. Totals keep counting.
         max_sessions: sessions with an account of their own; beyond, the oldest closed ones are summed up.
     """
 

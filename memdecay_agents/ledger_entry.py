@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -62,6 +63,33 @@ class LedgerEntry(BaseModel):
     order_position: int = Field(ge=0)
     """Place in the plan's order; 0 went first."""
     reason: EvictionReason
+
+    # why it stood there, for explanations; a ledger of an earlier version has none of it
+    step: int | None = None
+    """Engine steps that had computed tokens of the session, since it began or was preempted."""
+    budget_pages: int | None = None
+    """The budget in force; None: no limit."""
+    keeping_pages: int | None = None
+    """The budget under which this plan's order would have kept the page; for pool pressure the guarantee."""
+    superseded: bool = False
+    """Whether most of its tokens were superseded."""
+    inside_quota: bool | None = None
+    """Whether it was inside its region's quota; None: the policy knows no quotas."""
+    quota: float = 0.0
+    """What quotas added to the score; the order goes by the sum."""
+    lowest_kept: float | None = None
+    """Score and quota of the next page in the order that stayed; None: no such page stayed."""
+    evidence: dict[str, float] = Field(default_factory=dict)
+    """Means over the page's tokens: ``age_ticks``, ``ewma_mass``, ``salience``, ``key_norm``."""
+
+    @classmethod
+    def booked(cls, **fields: Any) -> LedgerEntry:
+        """An entry of all fields, each of its declared type: not checked again, and with one set of names for all."""
+        return cls.model_construct(_ALL_FIELDS, **fields)
+
+
+_ALL_FIELDS = set(LedgerEntry.model_fields)
+"""Which fields are set, shared by the booked entries: a set of their own would be a third of their size."""
 
 
 def write_jsonl(entries: Iterable[LedgerEntry], path: str | Path) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from memdecay_agents.arrays import FloatArray, IndexArray
+from memdecay_agents.arrays import FloatArray
 from memdecay_agents.budgets import check_budget, minimum_budget_pages
 from memdecay_agents.pages import PageView
-from memdecay_agents.policies.base import Policy, ascending
+from memdecay_agents.policies.base import Policy, Ranking, ascending
 
 __all__ = ["EvictionPlan", "check_budget", "minimum_budget_pages", "plan_eviction"]
 
@@ -26,6 +26,10 @@ class EvictionPlan:
     """Page score of each page in ``order``."""
     parts: dict[int, dict[str, float]] = field(default_factory=dict)
     """Named parts that add up to the score, for each page in ``pages``."""
+    quota: tuple[float, ...] = ()
+    """What quotas added to the score of each page in ``order``; empty where the policy adds nothing."""
+    inside_quota: tuple[bool, ...] = ()
+    """Whether each page in ``order`` is inside its region's quota; empty where the policy knows no quotas."""
     held_before: int = 0
     """Pages held before."""
     held_after: int = 0
@@ -78,17 +82,19 @@ def plan_eviction(
     try:
         parts = policy.score_parts(view)
         scores = np.asarray(np.sum(list(parts.values()), axis=0), dtype=np.float32)
-        order, fault = _checked_order(view, policy, max(0, held - pages_to_free), scores)
+        ranking, fault = _checked_order(view, policy, max(0, held - pages_to_free), scores)
     except Exception as error:  # a user's policy must not end the engine, nor everybody's requests with it
         parts = {"page_index": view.page_index.astype(np.float32)}
         scores = parts["page_index"]
-        order = view.page_index[view.evictable]
+        ranking = Ranking(view.page_index[view.evictable])
         fault = f"policy '{policy.name}' raised {type(error).__name__}: {error}; the oldest pages go instead"
+    order = ranking.order
     shortfall = max(0, pages_to_free - order.shape[0])
     n_freed = 0 if shortfall and not allow_partial else min(pages_to_free, order.shape[0])
     ranked: list[int] = order.tolist()
     pages = tuple(ranked[:n_freed])
     row = np.searchsorted(view.page_index, order)
+    place = np.searchsorted(view.page_index[view.evictable], order)
     freed_parts = np.stack(list(parts.values()), axis=1)[row[:n_freed]].tolist()
     return replace(
         nothing,
@@ -96,6 +102,8 @@ def plan_eviction(
         order=tuple(ranked),
         scores=dict(zip(ranked, scores[row].tolist(), strict=True)),
         parts={page: dict(zip(parts, values, strict=True)) for page, values in zip(pages, freed_parts, strict=True)},
+        quota=() if ranking.quota is None else tuple(ranking.quota[place].tolist()),
+        inside_quota=() if ranking.inside_quota is None else tuple(ranking.inside_quota[place].tolist()),
         held_after=held - n_freed,
         shortfall_pages=shortfall,
         refusal=_refusal(view, pages_to_free, order.shape[0]) if shortfall else None,
@@ -112,17 +120,17 @@ def _refusal(view: PageView, pages_to_free: int, n_evictable: int) -> str:
     )
 
 
-def _checked_order(
-    view: PageView, policy: Policy, budget_pages: int, scores: FloatArray
-) -> tuple[IndexArray, str | None]:
-    """The policy's order if it is a permutation of the evictable pages, else plain score order and the fault."""
+def _checked_order(view: PageView, policy: Policy, budget_pages: int, scores: FloatArray) -> tuple[Ranking, str | None]:
+    """The policy's ranking if it is a permutation of the evictable pages, else plain score order and the fault."""
     candidates = view.page_index[view.evictable]
     finite = np.isfinite(scores)
     if not finite[view.evictable].all():
         scores = np.where(finite, scores, np.float32(-np.inf))
-        return ascending(candidates, scores[view.evictable]), f"policy '{policy.name}' gave a score that is not finite"
-    order = np.asarray(policy.order(view, budget_pages, scores), dtype=np.int64)
+        plain = Ranking(ascending(candidates, scores[view.evictable]))
+        return plain, f"policy '{policy.name}' gave a score that is not finite"
+    ranking = policy.rank(view, budget_pages, scores)
+    order = np.asarray(ranking.order, dtype=np.int64)
     if order.shape != candidates.shape or np.any(np.sort(order) != candidates):
         fault = f"policy '{policy.name}' gave an order that is no permutation of the evictable pages"
-        return ascending(candidates, scores[view.evictable]), fault
-    return order, None
+        return Ranking(ascending(candidates, scores[view.evictable])), fault
+    return ranking._replace(order=order), None

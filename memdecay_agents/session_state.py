@@ -18,13 +18,14 @@ import numpy as np
 
 from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.arrays import IndexArray
+from memdecay_agents.booked_pages import BookedPages
 from memdecay_agents.budgets import budget_pages
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import SpanError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.ledger import EvictionReason, Ledger, LedgerEntry
 from memdecay_agents.observations import Observation
-from memdecay_agents.pages import PageView, build_page_view, region_counts
+from memdecay_agents.pages import PageView, build_page_view
 from memdecay_agents.policies.base import Policy
 from memdecay_agents.selection import EvictionPlan, plan_eviction
 from memdecay_agents.sessions import SessionId
@@ -74,6 +75,10 @@ class SessionState:
         self.share_pages: int | None = None
         """What the pool gives a session whose budget is a share of it; set by the engine."""
         self.turn = 0
+        self.steps = 0
+        """Engine steps that computed what the session holds, since it began or was preempted."""
+        self.messages: tuple[tuple[int, int], ...] = ()
+        """Tokens [first, past the last) of each message of the newest prompt; empty: not told."""
         self.peak_pages = 0
         """Most pages ever held after a plan was made, the step's new ones included."""
         self.budget_bound = False
@@ -122,6 +127,7 @@ class SessionState:
         self.agent = hints.agent or self.agent
         self.budget = hints.agent_budget(self.config)
         self.share_pages = None
+        self.messages = hints.messages
         self.tokens.output_region = hints.output_region
         self.tokens.extend(n_prompt_tokens - hints.base, spans=hints.spans)
         self.tokens.set_pins(hints.pins)
@@ -136,6 +142,7 @@ class SessionState:
 
     def on_computed(self, n_new_positions: int, n_generated: int) -> None:
         """The engine computed KV for the next positions and sampled ``n_generated`` tokens."""
+        self.steps += 1
         self.tokens.on_computed(n_new_positions, n_generated)
 
     def observe(self, observation: Observation) -> None:
@@ -150,6 +157,7 @@ class SessionState:
         """The session lost all its pages (preemption): clocks, attention and pages start again."""
         self._note_rewind(0)
         self.tokens.reset_cache()
+        self.steps = 0
         self.close()
 
     def close(self) -> None:
@@ -220,35 +228,23 @@ class SessionState:
     ) -> list[LedgerEntry]:
         """Book the pages of the plan that ``plan`` returned last; the caller frees them.
 
+        A page that is over budget and superseded goes for that reason, where the policy heeds it.
+
         Returns:
             One entry for each page, in the plan's order.
         """
         if not plan.pages or self._view is None:
             return []
-        view = self._view
-        rows = np.searchsorted(view.page_index, plan.pages)
-        counts = region_counts(view.region[rows], np.full(len(rows), view.page_size_tokens), len(view.table.names))
-        names = view.table.names
+        booked = BookedPages(self._view, plan)
         entries = []
-        for position, (page, row) in enumerate(zip(plan.pages, rows.tolist(), strict=True)):
-            entry = LedgerEntry(
-                session=self.key,
-                agent=self.agent,
-                turn=self.turn,
-                request_id=request_id,
-                page=page,
-                token_start=page * view.page_size_tokens,
-                token_end=(page + 1) * view.page_size_tokens,
-                regions={names[at]: int(counts[position, at]) for at in np.flatnonzero(counts[position]).tolist()},
-                region=names[int(view.page_region[row])],
-                pinned=bool(view.pinned[row]),
-                clock_ticks=view.clock_ticks,
-                computed_tokens=view.processed_tokens,
-                score=plan.scores[page],
-                parts=plan.parts[page],
-                order_position=position,
-                reason=reason,
-            )
+        for position in range(len(plan.pages)):
+            facts = booked.facts(position)
+            demoted = facts["superseded"] and self.policy.heeds_superseded and self.config.superseded_factor < 1.0
+            why = EvictionReason.superseded if demoted and reason is EvictionReason.over_budget else reason
+            entry = LedgerEntry.booked(
+                session=self.key, agent=self.agent, turn=self.turn, step=self.steps, request_id=request_id,
+                reason=why, **facts,
+            )  # fmt: skip
             self.ledger.evict(entry)
             entries.append(entry)
         return entries

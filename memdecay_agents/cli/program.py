@@ -1,39 +1,71 @@
-"""The program ``memdecay``: collects the commands, turns our errors into messages and exit codes.
-
-Exit codes: 0 success; 1 a check failed or the work did; 2 bad input (also typer's own usage errors).
-"""
+"""The program ``memdecay``: collects the commands, turns errors into panels and exit codes (see `exit_codes`)."""
 
 from __future__ import annotations
 
-import sys
+import errno
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from typer.core import TyperGroup
 
-from memdecay_agents.errors import (
-    BudgetError,
-    ConfigError,
-    HintsError,
-    MemDecayError,
-    RegionError,
-    SpanError,
-    TagError,
-    TraceError,
-)
+from memdecay_agents.cli.exit_codes import ExitCode, exit_code_of
+from memdecay_agents.cli.problems import show_problem
 
 COMMANDS_GROUP = "memdecay.commands"
-EXIT_FAILURE = 1
-EXIT_BAD_INPUT = 2
-_BAD_INPUT = (ConfigError, BudgetError, RegionError, SpanError, TagError, HintsError, TraceError)
+NAME = "memdecay"
+
+
+class Program(TyperGroup):
+    """The commands, and what is the same for all: ``--debug``, ``--json`` without a file, errors, interruption."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See the base class; `arranged` options first."""
+        return super().parse_args(ctx, arranged(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error ends the program with a panel, or with its traceback under ``--debug``."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if ctx.params.get("debug"):
+                raise
+            raise typer.Exit(ExitCode.interrupted) from None
+        except Exception as error:
+            ends_well = isinstance(error, typer.Abort) or hasattr(error, "exit_code")  # what typer itself says
+            closed_pipe = isinstance(error, OSError) and error.errno == errno.EPIPE
+            if ends_well or closed_pipe or ctx.params.get("debug"):
+                raise
+            show_problem(error)
+            raise typer.Exit(exit_code_of(error)) from None
+
+
+def arranged(args: list[str]) -> list[str]:
+    """Arguments as typer wants them: ``--debug`` first wherever it stands, and "-" after a ``--json`` without a file.
+
+    What stands behind ``--`` is left alone.
+    """
+    end = args.index("--") if "--" in args else len(args)
+    ours, rest = args[:end], args[end:]
+    debug = ["--debug"] if "--debug" in ours else []
+    found: list[str] = []
+    for place, word in enumerate(ours):
+        if word == "--debug":
+            continue
+        found.append(word)
+        following = next((other for other in ours[place + 1 :] if other != "--debug"), None)
+        if word == "--json" and (following is None or (following.startswith("-") and following != "-")):
+            found.append("-")
+    return [*debug, *found, *rest]
 
 
 def build_app() -> typer.Typer:
     """The program with all installed commands, each loaded when the program starts."""
     app = typer.Typer(
-        name="memdecay",
+        name=NAME,
+        cls=Program,
         help="Region-aware KV-cache eviction for LangGraph agents on vLLM.",
+        epilog="Exit codes: " + ", ".join(f"{code.value} {code.name.replace('_', ' ')}" for code in ExitCode) + ".",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
@@ -68,17 +100,4 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: as on the command line; None: the process's own.
     """
-    given = sys.argv[1:] if arguments is None else arguments
-    try:
-        build_app()(args=given)
-    except MemDecayError as error:
-        if "--debug" in given:
-            raise
-        Console(stderr=True, highlight=False).print(f"[bold red]error[/] {_escaped(str(error))}", soft_wrap=True)
-        sys.exit(EXIT_BAD_INPUT if isinstance(error, _BAD_INPUT) else EXIT_FAILURE)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    build_app()(args=arguments, prog_name=NAME)

@@ -9,14 +9,25 @@ window are no business of a policy: it is only ever asked about the pages that m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from memdecay_agents.arrays import FloatArray, IndexArray
+from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.observations import RefreshRule
 from memdecay_agents.pages import PageView
+
+
+class Ranking(NamedTuple):
+    """A policy's order, and what stood beside the score in it."""
+
+    order: IndexArray
+    """int64 [E]: see `Policy.order`."""
+    quota: FloatArray | None = None
+    """float32 [E], evictable pages ascending: what quotas add to each page's score in the order; None: nothing."""
+    inside_quota: BoolArray | None = None
+    """bool [E], evictable pages ascending: inside its region's quota; None: the policy knows no quotas."""
 
 
 class Policy(ABC):
@@ -37,6 +48,9 @@ class Policy(ABC):
 
     uses_key_norms: ClassVar[bool] = False
     """True for a policy that reads key norms: the engine then measures them, each token's once."""
+
+    heeds_superseded: ClassVar[bool] = False
+    """True for a policy that lets superseded pages go before others: the ledger then gives that as their reason."""
 
     def __init__(self, config: MemDecayConfig) -> None:
         """Keep the configuration."""
@@ -70,6 +84,10 @@ class Policy(ABC):
             ascending score, and of equal scores the lower page first.
         """
         return ascending(view.page_index[view.evictable], page_scores[view.evictable])
+
+    def rank(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> Ranking:
+        """The order with what explains it; ``rank(...).order`` equals ``order(...)``. Arguments as for `order`."""
+        return Ranking(self.order(view, budget_pages, page_scores))
 
     def refresh_rule(self) -> RefreshRule:
         """When attention sets a token's clock back: here at the relative threshold of the configuration."""

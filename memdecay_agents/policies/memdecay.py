@@ -22,7 +22,7 @@ import numpy as np
 
 from memdecay_agents.arrays import FloatArray, IndexArray
 from memdecay_agents.pages import PageView
-from memdecay_agents.policies.base import Policy, ascending
+from memdecay_agents.policies.base import Policy, Ranking, ascending
 from memdecay_agents.quotas import inside_quota, quota_pages
 from memdecay_agents.scoring import Terms, page_parts, token_parts, token_structure
 from memdecay_kernels.terms import ScoreTerms
@@ -33,6 +33,7 @@ class MemDecayPolicy(Policy):
 
     name: ClassVar[str] = "memdecay"
     uses_key_norms = True
+    heeds_superseded = True
 
     def _terms(self, view: PageView) -> Terms:
         return ScoreTerms(
@@ -64,6 +65,15 @@ class MemDecayPolicy(Policy):
         Superseded pages go first whatever the model says of them: what they hold was often attended to a lot before it
         was replaced. ``superseded_factor=1`` leaves them among those outside a quota.
         """
+        return self._ranking(view, budget_pages, page_scores).order
+
+    def rank(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> Ranking:
+        """The order, what quotas add to each score, and which pages are inside one."""
+        if type(self).order is not MemDecayPolicy.order:  # a policy built on this one has an order of its own
+            return super().rank(view, budget_pages, page_scores)
+        return self._ranking(view, budget_pages, page_scores)
+
+    def _ranking(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> Ranking:
         candidates = view.evictable
         pages, scores, region = (
             view.page_index[candidates],
@@ -76,9 +86,10 @@ class MemDecayPolicy(Policy):
         stays = budget_pages - (view.n_pages - pages.shape[0])
         inside = inside_quota(region, scores, eligible, quota_pages(weight, present, stays))
         first = ~eligible if self.config.superseded_factor < 1.0 else np.zeros_like(eligible)
-        groups = [first, ~inside & ~first, inside]
+        groups, moved = [first, ~inside & ~first, inside], None
         if self.config.quota_bonus is not None:
             structure = view.page_mean(token_structure(view, self._terms(view)))[candidates]
             moved = np.where(inside, np.float32(self.config.quota_bonus), -structure)
             scores, groups = np.asarray(scores + moved, dtype=np.float32), [first, ~first]
-        return np.concatenate([ascending(pages[group], scores[group]) for group in groups])
+        order = np.concatenate([ascending(pages[group], scores[group]) for group in groups])
+        return Ranking(order, moved, inside)

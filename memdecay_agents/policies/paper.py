@@ -25,6 +25,7 @@ class PaperPolicy(Policy):
     """The published formula, unchanged; demotion of superseded spans acts only where a request asks for it."""
 
     name: ClassVar[str] = "paper"
+    heeds_superseded = True
 
     def _terms(self, view: PageView) -> Terms:
         return ScoreTerms(

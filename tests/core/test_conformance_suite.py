@@ -202,7 +202,7 @@ class DiffersFromSessionToSession(LongestFirst):
 
     def order(self, view, budget_pages, page_scores):
         order = super().order(view, budget_pages, page_scores)
-        in_session = sys._getframe(3).f_code.co_name == "plan"
+        in_session = sys._getframe(4).f_code.co_name == "plan"  # order < rank < _checked_order < plan_eviction
         return order[::-1] if self.flips and in_session else order
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
@@ -17,14 +18,17 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from memdecay_adapters.engine.core_methods import TAKE_SUMMARY
+from memdecay_adapters.engine.explain_sessions import explain_for_tenant
 from memdecay_adapters.engine.results import RetentionSummary
 from memdecay_adapters.server.backend import FinalOutput, Output
+from memdecay_adapters.server.explain_route import explain_route
 from memdecay_adapters.server.gate import CheckedCall
 from memdecay_adapters.server.limits import ServerLimits
 from memdecay_adapters.server.middleware import GateMiddleware
 from memdecay_adapters.server.routes import Routes
 from memdecay_adapters.server.tenants import Tenants
-from memdecay_adapters.server.wire import GENERATE, INFO, PROTOCOL, SESSIONS, SNAPSHOT
+from memdecay_adapters.server.wire import EXPLAIN, GENERATE, INFO, PROTOCOL, SESSIONS, SNAPSHOT
+from memdecay_agents import Ledger
 from tests.server.limits_for_tests import LIMITS
 
 
@@ -61,6 +65,7 @@ class FakeBackend:
         self.calls: list[CheckedCall] = []
         self.asked: list[tuple[Any, ...]] = []
         self.aborted = threading.Event()
+        self.controller: Any = SimpleNamespace(running=list, sessions=[], ledger=Ledger())
         self.fault: Exception | None = None
         self.fault_late = self.hang = self.in_front = False
 
@@ -102,6 +107,10 @@ class FakeBackend:
     async def snapshot(self, tenant: str) -> Any:
         return {"tenant": tenant}
 
+    async def explain(self, tenant: str, query: Mapping[str, Any]) -> Any:
+        self.asked.append((tenant, dict(query)))
+        return explain_for_tenant(self.controller, tenant, query)
+
     async def close_sessions(self, tenant: str, thread_id: str | None) -> Any:
         self.asked.append((tenant, thread_id))
         return 1
@@ -123,6 +132,7 @@ def fake_app(backend: FakeBackend, keys: Sequence[str] = ()) -> Starlette:
             Route(GENERATE, routes.generate, methods=["POST"]),
             Route(SESSIONS, routes.sessions, methods=["GET"]),
             Route(SNAPSHOT, routes.snapshot, methods=["GET"]),
+            Route(EXPLAIN, explain_route(lambda: backend), methods=["GET"]),
             Route(SESSIONS, routes.close_sessions, methods=["DELETE"]),
             Route("/{path:path}", echo, methods=["GET", "POST"]),
         ]

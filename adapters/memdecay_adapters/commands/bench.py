@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from memdecay_agents.cli.exit_codes import ExitCode
+from memdecay_agents.cli.output import JsonFile, Output
 
 bench = typer.Typer(help="Measure against stock vLLM on this machine.", no_args_is_help=True)
 
@@ -31,7 +35,7 @@ def group() -> None:
 
 @bench.command()
 def engine(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     pairs: Annotated[
@@ -44,19 +48,14 @@ def engine(
 
     Ends with 1 when a bound is missed.
     """
-    from memdecay_adapters.bench.engine_bench import EngineBenchOptions, run_engine_bench, save
+    from memdecay_adapters.bench.engine_bench import EngineBenchOptions, run_engine_bench
 
-    console = Console(stderr=True)
+    output = Output("bench engine", json_file)
     parts = tuple(chosen.value for chosen in part) if part else EngineBenchOptions.parts
     options = EngineBenchOptions(model=model, dtype=dtype, pairs=pairs, seed=seed, parts=parts)
-    with console.status("starting") as status:
-        result = run_engine_bench(options, lambda line: status.update(line))
-    if json_file is not None:
-        save(result, json_file)
-    _print(result.values, Console())
-    if result.failed_bounds:
-        console.print(f"[bold red]missed[/] {', '.join(result.failed_bounds)}")
-        raise typer.Exit(1)
+    with output.status("starting") as say:
+        result = run_engine_bench(options, say)
+    _tell(output, result.values, result.failed_bounds)
 
 
 class KernelPart(StrEnum):
@@ -70,7 +69,7 @@ class KernelPart(StrEnum):
 
 @bench.command()
 def kernels(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder, for the decode steps.")] = None,
     pairs: Annotated[
         int, typer.Option(min=1, max=22, help="Interleaved pairs a ratio; below 15 no bound is claimed.")
@@ -83,48 +82,41 @@ def kernels(
     Ends with 1 when a bound is missed.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # read when the engines and torch start
-    from memdecay_adapters.bench.engine_bench import save
     from memdecay_adapters.bench.kernel_bench import KernelBenchOptions, run_kernel_bench
 
-    console = Console(stderr=True)
+    output = Output("bench kernels", json_file)
     parts = tuple(chosen.value for chosen in part) if part else KernelBenchOptions.parts
     options = KernelBenchOptions(model=model, pairs=pairs, seed=seed, parts=parts)
-    with console.status("starting") as status:
-        result = run_kernel_bench(options, lambda line: status.update(line))
-    if json_file is not None:
-        save(result, json_file)
-    _print(result.values, Console())
-    if result.failed_bounds:
-        console.print(f"[bold red]missed[/] {', '.join(result.failed_bounds)}")
-        raise typer.Exit(1)
+    with output.status("starting") as say:
+        result = run_kernel_bench(options, say)
+    _tell(output, result.values, result.failed_bounds)
 
 
 @bench.command()
 def observation(
     traces: Annotated[Path, typer.Option(help="A trace file, JSON Lines.", exists=True, dir_okay=False)],
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Traces, the first that are long enough.")] = 12,
 ) -> None:
     """What is lost by measuring few layers, every few steps: page orders against all layers and every query."""
     from memdecay_adapters.bench.observation_loss import ObservationOptions, run_observation_bench
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        values = run_observation_bench(ObservationOptions(traces, model, limit), lambda line: status.update(line))
-    if json_file is not None:
-        json_file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    output = Output("bench observation", json_file)
+    with output.status("starting") as say:
+        values = run_observation_bench(ObservationOptions(traces, model, limit), say)
+    output.save(values)
     table = Table(box=None, pad_edge=False)
     for title in values["schedules"][0]:
         table.add_column(title.replace("_", " "))
     for row in values["schedules"]:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    output.results.print(table)
 
 
 @bench.command()
 def adapters(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; its tokenizer and template.")] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs; below 15 no bound is claimed.")] = 21,
 ) -> None:
@@ -132,19 +124,17 @@ def adapters(
 
     Ends with 1 when a bound is missed.
     """
-    from memdecay_adapters.bench.adapter_bench import run_adapter_bench, save
+    from memdecay_adapters.bench.adapter_bench import run_adapter_bench
 
-    result = run_adapter_bench(model=model, pairs=pairs)
-    if json_file is not None:
-        save(result, json_file)
-    _print(result.values, Console())
-    if result.failed_bounds:
-        raise typer.Exit(1)
+    output = Output("bench adapters", json_file)
+    with output.status("prompts"):
+        result = run_adapter_bench(model=model, pairs=pairs)
+    _tell(output, result.values, result.failed_bounds)
 
 
 @bench.command()
 def chat(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder.")] = None,
 ) -> None:
     """What the chat model adds to a warm call of a 1,000-token turn: everything in Python outside the engine.
@@ -154,15 +144,19 @@ def chat(
     from memdecay_adapters.bench.chat_overhead import run_chat_overhead
     from memdecay_adapters.engine import MemDecayEngine
 
-    console = Console(stderr=True)
-    with console.status("turns of a conversation"), MemDecayEngine(model) as running:
+    output = Output("bench chat", json_file)
+    with output.status("turns of a conversation"), MemDecayEngine(model) as running:
         values = run_chat_overhead(running)
-    if json_file is not None:
-        json_file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    _print(values, Console())
-    if values["failed_bounds"]:
-        console.print(f"[bold red]missed[/] {', '.join(values['failed_bounds'])}")
-        raise typer.Exit(1)
+    _tell(output, values, values["failed_bounds"])
+
+
+def _tell(output: Output, values: dict[str, Any], failed_bounds: Sequence[str]) -> None:
+    """Save and show the figures; end with 1 where a bound was missed."""
+    output.save(values)
+    _print(values, output.results)
+    if failed_bounds:
+        output.notes.print(f"[bold red]missed[/] {', '.join(failed_bounds)}")
+        raise typer.Exit(ExitCode.check_failed)
 
 
 def _print(values: dict[str, Any], console: Console) -> None:

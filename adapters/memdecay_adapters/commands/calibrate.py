@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.errors import ConfigError
 
 
@@ -19,14 +20,13 @@ def calibrate(
     seeds: Annotated[str, typer.Option(help="Seeds of synthetic traces.")] = "0-7",
     most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curves of the longest group (PNG).")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure how long each region is attended to, per context length, and write it to a profile file.
 
     Load it with MemDecayConfig.from_profile(FILE).
     """
-    from rich.console import Console
-
-    from memdecay_adapters.commands.evaluate import numbers, with_progress
+    from memdecay_adapters.commands.evaluate import numbers
     from memdecay_adapters.evaluation.calibrating import CalibrateOptions, run_calibration
     from memdecay_agents.calibration.figures import draw_lifetimes
     from memdecay_agents.calibration.lifetimes import UNITS
@@ -41,15 +41,23 @@ def calibrate(
         lengths=numbers(lengths or ("512,1024,2048,4096" if traces else "450,1700"), "--lengths"),
         unit=unit,
     )
-    console = Console(stderr=True, highlight=False)
-    result = with_progress(console, lambda show: run_calibration(options, show))
+    output = Output("calibrate", json_file)
+    with output.progress() as show:
+        result = run_calibration(options, show)
     result.profile.save(out)
+    output.save(
+        {
+            "profile_file": str(out),
+            "profile": result.profile.model_dump(mode="json"),
+            "left_out": list(result.refused),
+        }
+    )
     if figure is not None:
         draw_lifetimes(result.lifetimes[-1], figure)
-    _print(result, Console(highlight=False))
+    _print(result, output.results)
     for line in result.refused[:10]:
-        console.print(f"left out: {line}", soft_wrap=True, markup=False)
-    console.print(f"wrote {out}")
+        output.notes.print(f"left out: {line}", soft_wrap=True, markup=False)
+    output.notes.print(f"wrote {out}", markup=False)
 
 
 def _print(result, console) -> None:  # type: ignore[no-untyped-def]  # rich and the adapters are imported late

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,16 +30,14 @@ def evaluate(
         float, typer.Option(help="Part of the traces that the real engine verifies; 0: replay only.")
     ] = 0.25,
     most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all cells to this file.")] = None,
+    json_file: JsonFile = None,
     out: Annotated[Path | None, typer.Option(help="Folder for a PNG and an HTML page.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file, in Markdown.")] = None,
 ) -> None:
     """Record, replay, verify and report; run it again after an interruption, and it goes on where it was."""
-    from rich.console import Console
-
     from memdecay_adapters.evaluation.run import EvaluateOptions, Evaluation
 
-    console = Console(stderr=True, highlight=False)
+    output = Output("evaluate", json_file)
     options = EvaluateOptions(
         model=model,
         generators=_generators(generator or ("none" if traces else "planted")),
@@ -51,17 +49,17 @@ def evaluate(
         policies=tuple(policies.split(",")) if policies else None,
         verify_part=verify,
     )
-    result = with_progress(console, lambda show: Evaluation(options, show).run())
-    if json_file is not None:
-        json_file.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
+    with output.progress() as show:
+        result = Evaluation(options, show).run()
+    output.save(result.as_json())
     if out is not None:
         from memdecay_agents.evaluation.figures import write_figures
 
         for path in write_figures(result, out):
-            console.print(f"wrote {path}")
+            output.notes.print(f"wrote {path}", markup=False)
     if markdown is not None:
         markdown.write_text(as_markdown(result), encoding="utf-8")
-    _print(result, Console(highlight=False))
+    _print(result, output.results)
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
@@ -93,22 +91,6 @@ def _generators(name: str) -> tuple[str, ...]:
     if name not in known:
         raise ConfigError(where="--generator", rule=f"unknown {name!r}", remedy=f"Use one of {', '.join(known)}.")
     return known[name]
-
-
-def with_progress(console: Console, work):  # type: ignore[no-untyped-def]  # what the work returns
-    """Run something that reports (stage, done, total), with a line that shows it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
-        tasks: dict[str, object] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
-            bar.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]
-
-        return work(show)
 
 
 def as_markdown(result: EvaluationResult) -> str:

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from memdecay_adapters.commands.completion import complete_policy
 from memdecay_adapters.commands.serve_args import read_config
+from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.errors import ConfigError
 
 
@@ -20,7 +22,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     budget: Annotated[int | None, typer.Option(help="Budget of requests that bring none, in tokens.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Eviction policy.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Eviction policy.", autocompletion=complete_policy)] = None,
     config: Annotated[Path | None, typer.Option(help="A MemDecayConfig as JSON; the options go over it.")] = None,
     dtype: Annotated[str, typer.Option(help="What the model runs in; the page size depends on it.")] = "auto",
     api_keys: Annotated[
@@ -28,6 +30,7 @@ def serve(
     ] = None,
     session_idle_seconds: Annotated[float, typer.Option(help="Give up a session that is idle for longer.")] = 900.0,
     check_integrity: Annotated[bool, typer.Option(help="Check the pool and every row at each step.")] = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Serve a model over HTTP, with sessions: memdecay serve MODEL --budget 4096 -- --max-model-len 8192."""
     from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
@@ -47,7 +50,10 @@ def serve(
         session_idle_seconds=session_idle_seconds,
         check_integrity=check_integrity,
     )
-    run(command, host=host, port=port, api_keys=_keys(api_keys))
+    keys = _keys(api_keys)
+    url = f"http://{host}:{port}"
+    Output("serve", json_file).save({"url": url, "arguments": command, "tenants": len(keys) or None})
+    run(command, host=host, port=port, api_keys=keys)
 
 
 def _keys(path: Path | None) -> list[str]:

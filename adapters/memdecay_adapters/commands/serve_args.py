@@ -9,21 +9,26 @@ from typing import Annotated, Any
 
 import typer
 
+from memdecay_adapters.commands.completion import complete_policy
+from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
 
 
 def serve_args(
     budget: Annotated[int | None, typer.Option(help="Budget of requests that bring none, in tokens.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Eviction policy.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Eviction policy.", autocompletion=complete_policy)] = None,
     config: Annotated[Path | None, typer.Option(help="A MemDecayConfig as JSON; the options go over it.")] = None,
     dtype: Annotated[str, typer.Option(help="What the model runs in; the page size depends on it.")] = "auto",
+    json_file: JsonFile = None,
 ) -> None:
     """Print flags for vllm serve: eval "vllm serve MODEL $(memdecay serve-args --budget 4096)"."""
     from memdecay_adapters.engine.plain_vllm import command_line_flags, vllm_arguments
 
     arguments = vllm_arguments(read_config(config, budget, policy), dtype=dtype)
-    typer.echo(shlex.join(command_line_flags(arguments)))
+    flags, output = command_line_flags(arguments), Output("serve-args", json_file)
+    output.save({"flags": flags})
+    output.results.out(shlex.join(flags))
 
 
 def read_config(path: Path | None, budget: int | None, policy: str | None) -> MemDecayConfig:

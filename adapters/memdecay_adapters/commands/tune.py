@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memdecay_agents.cli.exit_codes import ExitCode
+from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from memdecay_adapters.evaluation.tune import TuneResult
+    from memdecay_agents.evaluation.tuning import Balance
 
 
 def tune(
@@ -21,32 +24,61 @@ def tune(
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
     most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
     profile: Annotated[Path | None, typer.Option(help="Write the calibrated profile here, if it is proposed.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Propose the smallest budget that keeps what later calls quote or probes ask for.
 
     Chosen on every other trace, shown on the others. Ends with 1 where no budget keeps enough.
     """
-    from rich.console import Console
-
-    from memdecay_adapters.commands.evaluate import with_progress
     from memdecay_adapters.evaluation.tune import run_tune
 
     if not 0.0 < keep <= 1.0:
         raise ConfigError(where="--keep", rule=f"{keep} is no part", remedy="Give a number above 0 and up to 1.")
-    console = Console(stderr=True, highlight=False)
-    result = with_progress(
-        console,
-        lambda show: run_tune(tuple(traces), keep, model=model, most_traces=most_traces, progress=show),
-    )
-    _print(result, keep, Console(highlight=False))
+    output = Output("tune", json_file)
+    with output.progress() as show:
+        result = run_tune(tuple(traces), keep, model=model, most_traces=most_traces, progress=show)
+    output.save(_as_json(result, keep))
+    _print(result, keep, output.results)
     if profile is not None and result.profile is not None and result.proposal is not None:
         if result.proposal.variant.label == "calibrated":
             result.profile.save(profile)
-            console.print(f"wrote {profile}", markup=False)
+            output.notes.print(f"wrote {profile}", markup=False)
         else:
-            console.print("the default profile keeps as much: no profile was written")
+            output.notes.print("the default profile keeps as much: no profile was written")
     if result.proposal is None:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.check_failed)
+
+
+def _as_json(result: TuneResult, keep: float) -> dict[str, Any]:
+    tried = [
+        {"profile": label, "budget": budget, **_plain(balance)} for (label, budget), balance in result.tried.items()
+    ]
+    proposal = result.proposal
+    return {
+        "keep": keep,
+        "traces": result.traces,
+        "left_out": list(result.left_out),
+        "tried": tried,
+        "proposal": None
+        if proposal is None
+        else {
+            "profile": proposal.variant.label,
+            "budget": proposal.budget,
+            "budget_tokens": proposal.budget_tokens,
+            "shown_on": _plain(proposal.shown_on),
+        },
+    }
+
+
+def _plain(balance: Balance) -> dict[str, Any]:
+    return {
+        "facts": balance.facts,
+        "survived": balance.survived,
+        "peak_part": balance.peak_part,
+        "saved": balance.saved,
+        "spent": balance.spent,
+        "pays": balance.pays,
+    }
 
 
 def _print(result: TuneResult, keep: float, console: Console) -> None:

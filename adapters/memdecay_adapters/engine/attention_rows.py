@@ -5,6 +5,7 @@ All tensors here are on the host.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ def rows_to_observe(
         query_start: where each row's queries start among the batch's tokens, and where the last one ends.
         page_size_tokens: tokens in a page.
     """
-    wanted = observer.directions.observe
+    wanted, started = observer.directions.observe, time.perf_counter_ns()
     if not wanted:
         return None
     request_ids = observer.request_ids()[: table.block_table.shape[0]]
@@ -52,8 +53,10 @@ def rows_to_observe(
             query_tokens=query_start[-1],
         ),
         norms=_norms_wanted(observer, table, rows, request_ids, page_size_tokens),
+        stopwatch=observer.stopwatch,
     )
     observer.watch(observed)
+    observer.stopwatch.add_since(started)
     return observed
 
 

@@ -6,6 +6,7 @@ the step's output, the worker's `AttentionReport` on its result.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,15 @@ from memdecay_adapters.engine.block_rows import held_pages
 from memdecay_adapters.engine.complete import REMEDY, check_complete
 from memdecay_adapters.engine.controller import EvictionController
 from memdecay_adapters.engine.core_methods import install_core_methods
+from memdecay_adapters.engine.events import MEASUREMENT_SECONDS
+from memdecay_adapters.engine.gauges import GaugeSchedule, read_gauges
 from memdecay_adapters.engine.integrity import check_rows_against_pool
 from memdecay_adapters.engine.manager import MemDecayManager
 from memdecay_adapters.engine.metrics import EventDeltas, ServedMetrics
 from memdecay_adapters.engine.observer import StepObserver
 from memdecay_adapters.engine.pressure import PoolPressure
 from memdecay_adapters.engine.step_messages import AttentionReport, StepDirections
+from memdecay_adapters.engine.trace_spans import span_of, traces_requests
 from memdecay_agents.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -54,6 +58,8 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         self._observer: StepObserver | None = None
         self._controller: EvictionController | None = None
         self._reported: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._gauges = GaugeSchedule()
+        self._traces_requests = traces_requests(vllm_config)
 
     @property
     def controller(self) -> EvictionController:
@@ -120,6 +126,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, AttentionReport):
             report.check_ranks(self._ranks)
+            self.controller.events.count(MEASUREMENT_SECONDS, by=report.nanoseconds)
             for request_id, measured in report.by_request.items():
                 self.controller.observe(
                     request_id,
@@ -133,13 +140,21 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """End a request's state; its retention summary rides on the request's last output."""
         summary = self.controller.finish(request.request_id)
+        if summary is not None and self._traces_requests:
+            span_of(request, summary)
         return False, {"memdecay": summary} if summary is not None else None
 
     def get_kv_connector_stats(self) -> EventDeltas | None:
         """What was counted since the last step, for the metrics of vLLM's server; None in a worker."""
         if self._controller is None:
             return None
-        return EventDeltas.since(self._controller.events, self._reported)
+        deltas = EventDeltas.since(self._controller.events, self._reported)
+        if self._gauges.is_due(self._controller.request_count):
+            started = time.perf_counter()
+            pool = self.manager.block_pool
+            deltas.with_gauges(read_gauges(self._controller, pool.num_gpu_blocks - 1, int(pool.get_num_free_blocks())))
+            self._gauges.took(time.perf_counter() - started)
+        return deltas
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> EventDeltas:

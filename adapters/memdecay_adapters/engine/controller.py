@@ -7,12 +7,21 @@ tensor, and nothing here may raise on a user's input, for an exception in the sc
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from memdecay_adapters.engine.events import BYPASSES, EVICTED_PAGES, EXPIRED_SESSIONS, SHORTFALLS, UNBOUND_BUDGETS
+from memdecay_adapters.engine.events import (
+    BYPASSES,
+    EVICTED_PAGES,
+    EXPIRED_SESSIONS,
+    PLANNING_SECONDS,
+    SHORTFALLS,
+    UNBOUND_BUDGETS,
+)
+from memdecay_adapters.engine.measurement_counts import count_measurement
 from memdecay_adapters.engine.pool_shares import PoolShares
 from memdecay_adapters.engine.session_store import RetainedSession
 from memdecay_adapters.engine.session_turns import SessionTurns
@@ -75,12 +84,16 @@ class EvictionController(SessionTurns):
         state = self._state_of(tracked)
         if tracked.budget.kind == "share":
             state.share_pages = self.shares.of(request_id, self._requests, self.page_size_tokens)
+        started = time.perf_counter_ns()
         plan = state.plan(processed_tokens, held_pages, needed_pages)
         if plan.shortfall_pages > tracked.shortfall_pages:
             tracked.shortfall_pages = plan.shortfall_pages
             self.events.note(SHORTFALLS, state.agent, level=logging.WARNING, request=request_id,
                              shortfall_pages=plan.shortfall_pages, detail=plan.refusal)  # fmt: skip
-        return self.book(request_id, plan, processed_tokens, EvictionReason.over_budget)
+        freed = self.book(request_id, plan, processed_tokens, EvictionReason.over_budget)
+        if freed:
+            self.events.count(PLANNING_SECONDS, by=time.perf_counter_ns() - started)
+        return freed
 
     # ---- carried out for a budget, or for pool pressure
 
@@ -122,9 +135,9 @@ class EvictionController(SessionTurns):
         self._refuse_pinned(state, plan.pages)
         entries = state.apply(plan, request_id=request_id, reason=reason)
         self.live.evicted(state.session_id.tenant, state.agent, entries)
-        by_region = Counter(entry.region for entry in entries)
-        for region, pages in by_region.items():
-            self.events.note(EVICTED_PAGES, state.agent, region, reason.value, by=pages, level=logging.DEBUG,
+        by_region = Counter((entry.region, entry.reason) for entry in entries)
+        for (region, why), pages in by_region.items():
+            self.events.note(EVICTED_PAGES, state.agent, region, why.value, by=pages, level=logging.DEBUG,
                              request=request_id, session=state.key)  # fmt: skip
         return entries
 
@@ -223,6 +236,7 @@ class EvictionController(SessionTurns):
                 key_norms=key_norms,
             )
             tracked.state.observe(observation)
+            count_measurement(self.events, tracked.state, observation)
             if self.lifetimes is not None:
                 self.lifetimes.add_observation(tracked.state.tokens, observation)
         except MemDecayError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from memdecay_adapters.engine.explain_sessions import explain_for_tenant
 from memdecay_adapters.engine.session_listing import list_sessions
 from memdecay_adapters.engine.snapshotting import take_snapshot
 
@@ -21,15 +22,18 @@ SESSIONS = "memdecay_sessions"
 CLOSE_SESSIONS = "memdecay_close_sessions"
 TAKE_SUMMARY = "memdecay_take_summary"
 SNAPSHOT = "memdecay_snapshot"
+EXPLAIN = "memdecay_explain"
 
 
 def install_core_methods() -> None:
     """Give vLLM's engine core the methods below; idempotent."""
     from vllm.v1.engine.core import EngineCore
 
-    for method in (
-        memdecay_describe, memdecay_sessions, memdecay_close_sessions, memdecay_take_summary, memdecay_snapshot
-    ):  # fmt: skip
+    methods = (
+        memdecay_describe, memdecay_sessions, memdecay_close_sessions, memdecay_take_summary, memdecay_snapshot,
+        memdecay_explain,
+    )  # fmt: skip
+    for method in methods:
         setattr(EngineCore, method.__name__, method)
 
 
@@ -56,6 +60,11 @@ def memdecay_sessions(core: Any, tenant: str) -> list[dict[str, Any]]:
 def memdecay_close_sessions(core: Any, tenant: str, thread_id: str | None) -> int:
     """Give up one tenant's idle sessions, of one thread or of all; returns how many."""
     return _controller(core).close_sessions(tenant, thread_id)
+
+
+def memdecay_explain(core: Any, tenant: str, query: dict[str, Any]) -> dict[str, Any]:
+    """What the cache holds of one tenant's session, and why; see `explain_for_tenant`."""
+    return explain_for_tenant(_controller(core), tenant, query)
 
 
 def memdecay_take_summary(core: Any, request_id: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ after a layer's attention the mass of the newest queries is summed for the reque
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,7 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
             and attn_metadata.observed_rows is not None
             and layer.layer_name in attn_metadata.observed_layers
         ):
+            started = time.perf_counter_ns()
             if self._keys is None or self._keys.data_ptr() != kv_cache.data_ptr():
                 page_size, head_dim = kv_cache.shape[2], kv_cache.shape[3] // 2
                 self._keys = packed_keys(kv_cache)
@@ -96,6 +98,7 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
             attn_metadata.observed_rows.plan.add_layer(query, self._keys, self._layout, self.scale)
             if (norms := attn_metadata.observed_rows.norms) is not None and self._layout is not None:
                 norms.add_layer(self._keys, self._layout)
+            attn_metadata.observed_rows.stopwatch.add_since(started)
         return result
 
     _keys: torch.Tensor | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from memdecay_adapters.engine.agent_tallies import AgentTally
 from memdecay_adapters.engine.determinism import check_deterministic_sampling, deterministic_arguments
+from memdecay_adapters.engine.engine_explain import Explaining
 from memdecay_adapters.engine.looking import Looking
 from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.engine.results import GenerationResult
@@ -43,7 +44,7 @@ DEFAULT_TENANT = "default"
 """The tenant of requests that name none."""
 
 
-class MemDecayEngine(Looking):
+class MemDecayEngine(Looking, Explaining):
     """A vLLM engine in this process that evicts pages of running requests by region.
 
     One thread owns vLLM; any thread and any event loop may submit, and concurrent requests are batched
@@ -272,10 +273,7 @@ class MemDecayEngine(Looking):
 
     def _snapshot(self) -> Snapshot:
         self._check_usable()
-        controller = self._internals.controller
-        return self._thread.call(
-            lambda: (list(controller.events), self._internals.pool_stats(), list(controller.agents))
-        )
+        return self._thread.call(self._internals.metrics_snapshot)
 
     def agents(self) -> list[AgentTally]:
         """Each agent's budget, the pages that it held at most, and what was evicted, since start."""

@@ -27,6 +27,8 @@ class CounterSpec(NamedTuple):
     name: str
     help: str
     labels: tuple[str, ...] = ()
+    scale: float = 1.0
+    """What is shown for a count of 1: times are counted in nanoseconds and shown in seconds."""
 
 
 EVICTED_PAGES = CounterSpec(
@@ -64,12 +66,21 @@ TURNS = CounterSpec("memdecay_turns", "Requests with regions that ended.", ("age
 UNBOUND_BUDGETS = CounterSpec(
     "memdecay_unbound_budgets", "Agents whose budget never asked for an eviction, found at shut-down.", ("agent",)
 )
+REFRESHED_TOKENS = CounterSpec(
+    "memdecay_refreshed_tokens", "Tokens whose clock was set back because they were attended to.", ("agent", "region")
+)
+MEASUREMENTS = CounterSpec("memdecay_measurements", "Measurements of a request's attention.", ("agent",))
+MEASUREMENT_SECONDS = CounterSpec(
+    "memdecay_measurement_seconds", "Time that the slowest worker spent measuring attention (its host).", (), 1e-9
+)
+PLANNING_SECONDS = CounterSpec("memdecay_planning_seconds", "Time spent planning and booking evictions.", (), 1e-9)
 
 COUNTERS: Mapping[str, CounterSpec] = {
     spec.name: spec
     for spec in (
         EVICTED_PAGES, BYPASSES, CONTINUED_TOKENS, DIVERGENCES, ADMISSION_WAITS, ADMISSION_REFUSALS, SHRUNK_PAGES,
-        PARKED_SESSIONS, EXPIRED_SESSIONS, PREEMPTIONS, SHORTFALLS, TURNS, UNBOUND_BUDGETS,
+        PARKED_SESSIONS, EXPIRED_SESSIONS, PREEMPTIONS, SHORTFALLS, TURNS, UNBOUND_BUDGETS, REFRESHED_TOKENS,
+        MEASUREMENTS, MEASUREMENT_SECONDS, PLANNING_SECONDS,
     )
 }  # fmt: skip
 """All counters by name."""
@@ -110,15 +121,17 @@ class EngineEvents:
             for labels, count in counts.items():
                 yield COUNTERS[name], labels, count
 
+    def label_of(self, agent: str) -> str:
+        """What an agent is called in metrics: its name, or "(other)" where there are too many."""
+        if agent not in self._agents:
+            if len(self._agents) >= MAX_LABEL_VALUES:
+                return "(other)"
+            self._agents.add(agent)
+        return agent
+
     def _bounded(self, spec: CounterSpec, labels: tuple[str, ...]) -> Iterator[str]:
         for name, value in zip(spec.labels, labels, strict=True):
-            if name != "agent" or value in self._agents:
-                yield value
-            elif len(self._agents) < MAX_LABEL_VALUES:
-                self._agents.add(value)
-                yield value
-            else:
-                yield "(other)"
+            yield self.label_of(value) if name == "agent" else value
 
 
 def _quoted(value: object) -> str:

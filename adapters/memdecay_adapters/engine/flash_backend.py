@@ -23,6 +23,7 @@ anyway, when the sampled tokens are read.
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -191,11 +192,13 @@ def add_mass(rows: ObservedRows | None, query: torch.Tensor, kv_cache: torch.Ten
         scale: the softmax scale.
     """
     if rows is not None:
+        started = time.perf_counter_ns()
         with gpu_sync_allowed():
             keys = kv_cache[..., : kv_cache.shape[-1] // 2]
             rows.plan.add_layer(query, keys, None, scale)
             if rows.norms is not None:
                 rows.norms.add_layer(keys, None)
+        rows.stopwatch.add_since(started)
 
 
 class DeviceStepObserver(StepObserver):

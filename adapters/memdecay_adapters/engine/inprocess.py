@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from memdecay_adapters.engine.connector import MemDecayConnector
 from memdecay_adapters.engine.controller import EvictionController
 from memdecay_adapters.engine.events import PARKED_SESSIONS, PREEMPTIONS
+from memdecay_adapters.engine.gauges import read_gauges
 from memdecay_agents.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.llm_engine import LLMEngine
+
+    from memdecay_adapters.engine.metrics import Snapshot
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class EngineInternals:
                 remedy="Start the engine with MemDecayEngine.",
             )
         self.controller: EvictionController = connector.controller
+
+    def metrics_snapshot(self) -> Snapshot:
+        """Counters and gauges now; call it on the engine thread."""
+        pool = self.pool_stats()
+        return list(self.controller.events), read_gauges(self.controller, pool.total_pages, pool.free_pages)
 
     def pool_stats(self) -> PoolStats:
         """The block pool now; call it on the engine thread."""

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from memdecay_adapters.engine.agent_tallies import AgentTally
 from memdecay_adapters.engine.events import COUNTERS, CounterSpec, EngineEvents
+from memdecay_adapters.engine.gauges import GAUGES, GaugeSample
 from memdecay_agents.errors import EngineError
 
-if TYPE_CHECKING:
-    from memdecay_adapters.engine.inprocess import PoolStats
-
-Snapshot = tuple[list[tuple[CounterSpec, tuple[str, ...], int]], "PoolStats", list[AgentTally]]
-"""Counters, pool and agents at one moment."""
+Snapshot = tuple[list[tuple[CounterSpec, tuple[str, ...], int]], list[GaugeSample]]
+"""Counters and gauges at one moment."""
 
 
 class EngineCollector(Collector):
@@ -44,36 +41,18 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """All counters and gauges now; none of an engine that is closed."""
         try:
-            counts, pool, agents = self._snapshot()
+            counts, gauges = self._snapshot()
         except EngineError:
             return
-        families = {
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
             spec.name: CounterMetricFamily(spec.name, spec.help, labels=spec.labels) for spec in COUNTERS.values()
         }
+        families |= {spec.name: GaugeMetricFamily(spec.name, spec.help, labels=spec.labels) for spec in GAUGES.values()}
         for spec, labels, count in counts:
-            families[spec.name].add_metric(labels, count)
+            families[spec.name].add_metric(labels, count * spec.scale)
+        for sample in gauges:
+            families[sample.spec.name].add_metric(sample.labels, sample.value)
         yield from families.values()
-        pages = GaugeMetricFamily("memdecay_pool_pages", "Pages of the KV-cache pool.", labels=("state",))
-        pages.add_metric(("free",), pool.free_pages)
-        pages.add_metric(("held",), pool.held_pages)
-        pages.add_metric(("guaranteed",), pool.reserved_pages)
-        yield pages
-        yield GaugeMetricFamily("memdecay_idle_sessions", "Sessions between their turns.", value=pool.idle_sessions)
-        yield GaugeMetricFamily(
-            "memdecay_waiting_requests", "Requests that wait for admission.", value=pool.waiting_requests
-        )
-        budget = GaugeMetricFamily(
-            "memdecay_agent_budget_pages", "Budget of an agent's newest turn.", labels=("agent",)
-        )
-        achieved = GaugeMetricFamily(
-            "memdecay_agent_peak_pages", "Most pages that an agent held while decoding.", labels=("agent",)
-        )
-        for tally in agents:
-            achieved.add_metric((tally.agent,), tally.peak_pages)
-            if tally.budget_pages is not None:
-                budget.add_metric((tally.agent,), tally.budget_pages)
-        yield budget
-        yield achieved
 
 
 def registry_of(snapshot: Callable[[], Snapshot]) -> CollectorRegistry:
@@ -93,7 +72,7 @@ def exposition(registry: CollectorRegistry) -> str:
 
 @dataclass
 class EventDeltas(KVConnectorStats):
-    """Counts since the last report, as plain data: name -> label values -> count."""
+    """Counts since the last report, and gauges where they were read: plain data, name -> [(label values, number)]."""
 
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -107,19 +86,31 @@ class EventDeltas(KVConnectorStats):
                 before[spec.name, labels] = count
         return cls(data)
 
+    def with_gauges(self, samples: Iterable[GaugeSample]) -> EventDeltas:
+        """Add gauges; returns itself."""
+        for spec, labels, value in samples:
+            self.data.setdefault(spec.name, []).append((list(labels), value))
+        return self
+
     def reset(self) -> None:
         """Forget all counts."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Add another report's counts."""
+        """Add another report's counts; its gauges are the newer ones."""
+        if other.data.keys() & GAUGES.keys():
+            self.data = {name: counts for name, counts in self.data.items() if name not in GAUGES}
         for name, counts in other.data.items():
             self.data.setdefault(name, []).extend(counts)
         return self
 
     def reduce(self) -> dict[str, int | float]:
         """Totals by counter, for vLLM's periodic log line."""
-        return {name: sum(count for _, count in counts) for name, counts in self.data.items()}
+        return {
+            name: sum(count for _, count in counts) * COUNTERS[name].scale
+            for name, counts in self.data.items()
+            if name in COUNTERS
+        }
 
     def is_empty(self) -> bool:
         """Whether nothing was counted."""
@@ -129,12 +120,12 @@ class EventDeltas(KVConnectorStats):
 def _forget_earlier_engine() -> None:
     """Take our counters out of Prometheus' own registry, as vLLM does with its own: a second engine brings them."""
     for collector in list(REGISTRY._collector_to_names):
-        if getattr(collector, "_name", None) in COUNTERS:
+        if getattr(collector, "_name", None) in COUNTERS.keys() | GAUGES.keys():
             REGISTRY.unregister(collector)
 
 
 class ServedMetrics(KVConnectorPromMetrics):
-    """The counters among the metrics of vLLM's server: vLLM's own labels (model, engine) and then ours."""
+    """The counters and gauges among the metrics of vLLM's server: vLLM's own labels (model, engine) and then ours."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine)
@@ -145,12 +136,25 @@ class ServedMetrics(KVConnectorPromMetrics):
             )
             for spec in COUNTERS.values()
         }
+        self._gauges = {
+            spec.name: self._gauge_cls(name=spec.name, documentation=spec.help, labelnames=[*labelnames, *spec.labels])
+            for spec in GAUGES.values()
+        }
+        self._shown: dict[tuple[int, str], set[tuple[str, ...]]] = {}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add a report's counts."""
+        """Add a report's counts, and show its gauges."""
         engine_labels = self.per_engine_labelvalues[engine_idx]
         for name, counts in transfer_stats_data.items():
             counter = self._counters.get(name)
             if counter is not None:
                 for labels, count in counts:
-                    counter.labels(*engine_labels, *labels).inc(count)
+                    counter.labels(*engine_labels, *labels).inc(count * COUNTERS[name].scale)
+        if transfer_stats_data.keys() & GAUGES.keys():
+            for name, gauge in self._gauges.items():
+                values = {tuple(labels): value for labels, value in transfer_stats_data.get(name, ())}
+                for labels in self._shown.get((engine_idx, name), set()) - values.keys():
+                    gauge.labels(*engine_labels, *labels).set(0)  # an agent that holds nothing any more
+                for labels, value in values.items():
+                    gauge.labels(*engine_labels, *labels).set(value)
+                self._shown[engine_idx, name] = set(values)

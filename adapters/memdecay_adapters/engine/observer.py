@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -52,6 +53,22 @@ class KeyNorms:
         return (mine.flatten()[:known] / self._layers).cpu()
 
 
+class Stopwatch:
+    """Adds up time on the worker's host, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._total = 0
+
+    def add_since(self, started_ns: int) -> None:
+        """Add what passed since a reading of ``time.perf_counter_ns``."""
+        self._total += time.perf_counter_ns() - started_ns
+
+    def take(self) -> int:
+        """The sum since the last call."""
+        total, self._total = self._total, 0
+        return total
+
+
 class ObservedRows(NamedTuple):
     """The requests whose attention is measured in a step."""
 
@@ -62,6 +79,8 @@ class ObservedRows(NamedTuple):
     """Sums the mass over the observed layers."""
     norms: KeyNorms | None = None
     """Sums key norms over the observed layers, where some are wanted."""
+    stopwatch: Stopwatch = Stopwatch()
+    """Takes the time that measuring takes."""
 
 
 class StepObserver:
@@ -72,6 +91,7 @@ class StepObserver:
 
     def __init__(self) -> None:
         self.directions = StepDirections()
+        self.stopwatch = Stopwatch()
         self.request_ids: Callable[[], list[str]] = list
         """The batch's request ids in row order; read when rows are built, after the runner's reordering."""
         self._rows: list[ObservedRows] = []
@@ -88,7 +108,7 @@ class StepObserver:
 
     def report(self) -> AttentionReport | None:
         """What was measured in this step; None if nothing was."""
-        measured = {}
+        measured, started = {}, time.perf_counter_ns()
         for rows in self._rows:
             if not rows.plan.layers:
                 continue
@@ -98,7 +118,10 @@ class StepObserver:
                 norms = None if rows.norms is None else rows.norms.of_row(row, index.numel())
                 measured[request_id] = MassReport(index, mass[row, : index.numel()], norms)
         self._rows = []
-        return AttentionReport(measured) if measured else None
+        if not measured:
+            return None
+        self.stopwatch.add_since(started)
+        return AttentionReport(measured, nanoseconds=self.stopwatch.take())
 
 
 def observed_layer_names(

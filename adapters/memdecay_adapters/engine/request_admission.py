@@ -41,6 +41,11 @@ class RequestAdmission:
         self._plain: dict[str, tuple[Request, int]] = {}
         """Requests without hints, and the order of their arrival: they have no session, and take pages all the same."""
 
+    @property
+    def request_count(self) -> int:
+        """Requests that run or wait."""
+        return len(self._requests) + len(self._plain)
+
     def admits(self, tracked: TrackedRequest) -> bool:
         """Whether a request may begin now; reserves its pages if so."""
         pages = tracked.reserved_pages(self.page_size_tokens)

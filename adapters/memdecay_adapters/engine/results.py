@@ -51,6 +51,8 @@ class RetentionSummary:
     freed_by_region: dict[str, int] = field(default_factory=dict)
     page_runs: tuple[tuple[int, int, str, bool], ...] = ()
     """Runs of pages: first page, one past the last, majority region, whether they were held at the end."""
+    messages: tuple[tuple[int, int], ...] = ()
+    """Tokens (held, freed) of each message of the prompt and, last, of the answer; empty: the hints named none."""
 
     def holds_page(self, page: int) -> bool:
         """Whether a logical page was held when the request ended."""
@@ -60,7 +62,8 @@ class RetentionSummary:
     def from_dict(cls, raw: Mapping[str, Any]) -> RetentionSummary:
         """Rebuild a summary from the plain dict that the scheduler attached to the request's output."""
         runs = tuple((int(a), int(b), str(region), bool(held)) for a, b, region, held in raw["page_runs"])
-        return cls(**{**raw, "page_runs": runs})
+        messages = tuple((int(held), int(freed)) for held, freed in raw.get("messages", ()))
+        return cls(**{**raw, "page_runs": runs, "messages": messages})
 
 
 @dataclass(frozen=True)

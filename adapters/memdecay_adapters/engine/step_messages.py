@@ -54,6 +54,8 @@ class AttentionReport(KVConnectorWorkerMetadata):
     by_request: dict[str, MassReport] = field(default_factory=dict)
     ranks: int = 1
     """How many tensor-parallel ranks the masses are summed over."""
+    nanoseconds: int = 0
+    """What measuring took on the host of the slowest rank."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> AttentionReport:
         """Add another rank's report: the same tokens, other heads.
@@ -75,7 +77,8 @@ class AttentionReport(KVConnectorWorkerMetadata):
             if norms is not None and theirs.key_norms is not None:
                 norms = norms + theirs.key_norms
             merged[request_id] = MassReport(mine.token_index, mine.mass + theirs.mass, norms)
-        return AttentionReport(merged, self.ranks + other.ranks)
+        slowest = max(self.nanoseconds, other.nanoseconds)
+        return AttentionReport(merged, self.ranks + other.ranks, slowest)
 
     def check_ranks(self, ranks: int) -> None:
         """Check that every one of the engine's ranks is in the sum.

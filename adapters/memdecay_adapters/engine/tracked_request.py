@@ -14,6 +14,7 @@ from memdecay_adapters.engine.results import RetentionSummary
 from memdecay_adapters.engine.session_store import Match, RetainedSession
 from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.explaining import message_retention
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.pages import build_page_view
 from memdecay_agents.session_state import SessionState
@@ -181,6 +182,7 @@ def summarise(tracked: TrackedRequest, state: SessionState, page_size_tokens: in
         pages_held_by_region=dict(Counter(region for page, region in enumerate(page_regions) if page in held)),
         freed_by_region=dict(tracked.freed_by_region),
         page_runs=tuple(_runs([(region, page in held) for page, region in enumerate(page_regions)])),
+        messages=message_retention(state, sorted(held)),
     )
 
 

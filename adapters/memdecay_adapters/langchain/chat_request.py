@@ -12,14 +12,14 @@ from memdecay_adapters.langchain.answer_format import AnswerFormat, chosen_forma
 from memdecay_adapters.langchain.answer_reader import AnswerReader
 from memdecay_adapters.langchain.call_settings import CALL_KEYS, CallSettings, ModelDefaults, resolve_call
 from memdecay_adapters.langchain.parser_choice import AUTO
-from memdecay_adapters.langchain.prompt import TagErrors, build_prompt, chat_template_of
+from memdecay_adapters.langchain.prompt import TagErrors, TaggedPrompt, build_prompt, chat_template_of
 from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
 from memdecay_adapters.langchain.sampling import ALIASES, SAMPLING_KEYS, sampling_fields, to_sampling_params
 from memdecay_adapters.langchain.time_limit import check_time_limit
 from memdecay_adapters.langchain.tool_choice import check_tool_choice, tool_schemas
 from memdecay_agents.agent_budgets import FixedBudget
 from memdecay_agents.errors import ConfigError
-from memdecay_agents.hints import RequestHints
+from memdecay_agents.hints import MAX_MESSAGES, RequestHints
 from memdecay_agents.spans import coarsen
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ def build_request(
         rewind=settings.rewind,
         pins=settings.pins,
         spans=tuple(coarsen(prompt.spans, engine.config, MOST_SPANS)),
+        messages=prompt.message_spans if _room_for_messages(prompt) else (),
         output_region=region,
     )
     return ChatRequest(
@@ -169,6 +170,11 @@ def build_request(
         with_logprobs=sampling.logprobs is not None,
         time_limit_seconds=check_time_limit(call.get("timeout", time_limit_seconds)),
     )
+
+
+def _room_for_messages(prompt: TaggedPrompt) -> bool:
+    """Whether the hints hold, beside the spans, which tokens are which message's; explanations do without otherwise."""
+    return len(prompt.message_spans) <= MAX_MESSAGES and len(prompt.spans) + len(prompt.message_spans) // 3 < MOST_SPANS
 
 
 def _budget(settings: CallSettings, engine: MemDecayEngine) -> dict[str, Any]:

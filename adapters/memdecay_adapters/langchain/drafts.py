@@ -31,6 +31,8 @@ class Draft:
     reasoning: list[Part] = field(default_factory=list)
     calls: list[DraftCall] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
+    sources: tuple[int, ...] = ()
+    """Places of the messages that it was made of."""
 
     @property
     def says_something(self) -> bool:
@@ -53,18 +55,20 @@ def without_system(drafts: Sequence[Draft]) -> list[Draft]:
     """System texts open the next user message; at the end they are user messages of their own."""
     result: list[Draft] = []
     waiting: list[Part] = []
+    sources: tuple[int, ...] = ()
     for draft in drafts:
         if draft.role == "system":
             waiting += [*draft.text, Part("\n\n", draft.default)]
+            sources += draft.sources
             continue
         if waiting and draft.role == "user":
-            draft, waiting = replace(draft, text=[*waiting, *draft.text]), []
+            draft = replace(draft, text=[*waiting, *draft.text], sources=sources + draft.sources)
         elif waiting:
-            result.append(Draft("user", waiting[-1].label, waiting[:-1]))
-            waiting = []
+            result.append(Draft("user", waiting[-1].label, waiting[:-1], sources=sources))
+        waiting, sources = [], ()
         result.append(draft)
     if waiting:
-        result.append(Draft("user", waiting[-1].label, waiting[:-1]))
+        result.append(Draft("user", waiting[-1].label, waiting[:-1], sources=sources))
     return result
 
 
@@ -81,4 +85,5 @@ def alternating(drafts: Sequence[Draft]) -> list[Draft]:
         last.text += draft.text
         last.reasoning = [*last.reasoning, *draft.reasoning]
         last.calls = draft.calls
+        last.sources += draft.sources
     return result

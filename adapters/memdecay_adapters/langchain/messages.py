@@ -54,6 +54,8 @@ class Conversation:
     plain_messages: list[dict[str, Any]]
     """What goes to ``tokenizer.apply_chat_template``."""
     plain_tools: list[dict[str, Any]] | None
+    sources: list[tuple[int, ...]]
+    """Places of the messages that each entry was made of."""
 
 
 def convert_messages(
@@ -80,8 +82,8 @@ def convert_messages(
     """
     inferred = [infer_parts(message, known, rules=rules, on_tag_error=on_tag_error) for message in messages]
     drafts: list[Draft] = []
-    for message, parts in zip(messages, settle_units(messages, inferred, rules), strict=True):
-        drafts.extend(_drafts(message, parts, features))
+    for place, (message, parts) in enumerate(zip(messages, settle_units(messages, inferred, rules), strict=True)):
+        drafts.extend(replace(draft, sources=(place,)) for draft in _drafts(message, parts, features))
     if tools and not features.tools:
         announce_tools(drafts, tools, features.default_system)
     if not features.system_role:
@@ -96,6 +98,7 @@ def convert_messages(
         tools=_taint(given, Origin(PREAMBLE, SYSTEM)),
         plain_messages=[_plain(entry) for entry in entries],
         plain_tools=given,
+        sources=[draft.sources for draft in drafts],
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from langchain_core.messages import BaseMessage
 
 from memdecay_adapters.langchain.kept_ids import find_kept
+from memdecay_adapters.langchain.message_spans import message_spans
 from memdecay_adapters.langchain.messages import Conversation, convert_messages
 from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
 from memdecay_adapters.langchain.regions import Label
@@ -38,6 +39,9 @@ class TaggedPrompt:
     """Tokens of each region that occurs."""
     fallback_reason: str | None = None
     """Why ``exact`` is False."""
+    message_spans: tuple[tuple[int, int], ...] = ()
+    """Tokens [first, past the last) of each message. Messages that the template joins share theirs, one that it leaves
+    out has (0, 0). What belongs to no message (tool schemas, the answer's opening) is in none."""
 
 
 def build_prompt(
@@ -106,7 +110,10 @@ def build_prompt(
     region_tokens: dict[str, int] = {}
     for span in tokenised.spans:
         region_tokens[span.region] = region_tokens.get(span.region, 0) + span.end - span.start
-    return TaggedPrompt(tokenised.token_ids, tokenised.spans, rendered.text, reason is None, region_tokens, reason)
+    return TaggedPrompt(
+        tokenised.token_ids, tokenised.spans, rendered.text, reason is None, region_tokens, reason,
+        message_spans(len(messages), conversation.sources, rendered.entries, tokenised.starts),
+    )  # fmt: skip
 
 
 def chat_template_of(

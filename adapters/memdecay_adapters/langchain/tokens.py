@@ -17,6 +17,8 @@ from memdecay_agents.spans import Span, SpanFlag, merge_adjacent
 
 Offsets = NDArray[np.int64]
 """[n, 2] int64: first character of each token and the one after its last."""
+Starts = NDArray[np.int64]
+"""[n] int64: first character of each token."""
 
 
 class Tokenised(NamedTuple):
@@ -26,6 +28,8 @@ class Tokenised(NamedTuple):
     spans: list[Span]
     exact: bool
     """False: the tokenizer has no offsets (it is no fast one) and borders are off by a few tokens."""
+    starts: Starts
+    """int64 [n]: the character that each token begins with."""
 
 
 class _TokenLabels(NamedTuple):
@@ -58,7 +62,7 @@ def tokenise(
         token_ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         offsets = _searched_offsets(tokenizer, text, token_ids)
     spans = _spans(_token_labels(offsets, stretches, config), stretches)
-    return Tokenised(token_ids, spans, bool(getattr(tokenizer, "is_fast", False)))
+    return Tokenised(token_ids, spans, bool(getattr(tokenizer, "is_fast", False)), offsets[:, 0])
 
 
 def joint_label(labels: Sequence[Label], config: MemDecayConfig) -> Label:

@@ -12,12 +12,14 @@ import httpx
 from memdecay_adapters.engine.results import GenerationResult
 from memdecay_adapters.engine.stream import RequestStream
 from memdecay_adapters.remote.connection import Connection
+from memdecay_adapters.remote.explained import read_told
 from memdecay_adapters.remote.sampling import RemoteSampling
 from memdecay_adapters.remote.turn import RemoteTurn
 from memdecay_adapters.server.fingerprint import tokenizer_fingerprint
-from memdecay_adapters.server.wire import INFO, PROTOCOL, SESSIONS
+from memdecay_adapters.server.wire import EXPLAIN, INFO, PROTOCOL, SESSIONS
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, RemoteError, UnsupportedError
+from memdecay_agents.explanation import Explanation, SessionExplanation
 from memdecay_agents.hints import RequestHints
 
 if TYPE_CHECKING:
@@ -158,6 +160,27 @@ class RemoteEngine:
     def sessions(self) -> list[RemoteSession]:
         """This key's sessions that hold pages on the server."""
         return [RemoteSession(**one) for one in self._connection.request("GET", SESSIONS)["sessions"]]
+
+    def explain(
+        self,
+        session: str,
+        agent: str = "",
+        *,
+        message: int | None = None,
+        page: int | None = None,
+        token: int | None = None,
+    ) -> Explanation | SessionExplanation:
+        """What the server holds of this key's session, and why; see `MemDecayEngine.explain`.
+
+        Args:
+            session: thread, and branch after a "/", as `sessions` lists them.
+            agent: the agent's path.
+            message: place in the newest prompt; likewise ``page`` and ``token``; none of them: the whole session.
+        """
+        asked = {"session": session, "agent": agent, "message": message, "page": page, "token": token}
+        query = {name: value for name, value in asked.items() if value is not None}
+        told = self._connection.request("GET", EXPLAIN, params=query)
+        return read_told(told)
 
     def close_sessions(self, thread_id: str | None = None, *, tenant: str | None = None) -> int:
         """Give back the pages of this key's idle sessions; see `MemDecayEngine.close_sessions`.

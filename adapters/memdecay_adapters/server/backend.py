@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memdecay_adapters.engine.core_methods import CLOSE_SESSIONS, DESCRIBE, SESSIONS, SNAPSHOT
+from memdecay_adapters.engine.core_methods import CLOSE_SESSIONS, DESCRIBE, EXPLAIN, SESSIONS, SNAPSHOT
 from memdecay_adapters.engine.required import require_attributes
 from memdecay_adapters.engine.validation import PoolShape
 from memdecay_adapters.engine.versions import require_supported_vllm
@@ -141,6 +141,10 @@ class Backend:
         """What a tenant's sessions hold and do now; on a server without keys everybody's, who are one tenant."""
         taken = await self.call(SNAPSHOT, None if tenant == OPEN_TENANT else tenant)
         return {**taken, "model": self.info["model"]}
+
+    async def explain(self, tenant: str, query: Mapping[str, Any]) -> Any:
+        """What is held of a tenant's session, and why; see `explain_for_tenant`."""
+        return await self.call(EXPLAIN, tenant, dict(query))
 
     async def close_sessions(self, tenant: str, thread_id: str | None) -> Any:
         """Give up a tenant's idle sessions; returns how many."""

@@ -9,10 +9,11 @@ from argparse import Namespace
 from typing import Any
 
 from memdecay_adapters.server.backend import Backend
+from memdecay_adapters.server.explain_route import explain_route
 from memdecay_adapters.server.middleware import GateMiddleware
 from memdecay_adapters.server.routes import Routes
 from memdecay_adapters.server.tenants import Tenants
-from memdecay_adapters.server.wire import GENERATE, INFO, SESSIONS, SNAPSHOT
+from memdecay_adapters.server.wire import EXPLAIN, GENERATE, INFO, SESSIONS, SNAPSHOT
 from memdecay_agents.errors import UnsupportedError
 
 PLUGIN = "memdecay"
@@ -37,6 +38,7 @@ class MemDecayEndpoint:
         app.add_api_route(GENERATE, routes.generate, methods=["POST"], response_model=None)
         app.add_api_route(SESSIONS, routes.sessions, methods=["GET"], response_model=None)
         app.add_api_route(SNAPSHOT, routes.snapshot, methods=["GET"], response_model=None)
+        app.add_api_route(EXPLAIN, explain_route(self._running), methods=["GET"], response_model=None)
         app.add_api_route(SESSIONS, routes.close_sessions, methods=["DELETE"], response_model=None)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:

@@ -23,6 +23,8 @@ PROTOCOL = 1
 PREFIX = "/v1/memdecay"
 INFO, GENERATE, SESSIONS = f"{PREFIX}/info", f"{PREFIX}/generate", f"{PREFIX}/sessions"
 SNAPSHOT = f"{PREFIX}/snapshot"
+EXPLAIN = f"{PREFIX}/explain"
+"""GET, read only; its query: session, agent, and one of message, page and token, or none of them."""
 
 LEAST_LOGPROB = -9999.0
 """What a log-probability of minus infinity is written as, for JSON has none."""

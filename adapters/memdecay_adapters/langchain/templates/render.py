@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jinja2
@@ -37,6 +38,8 @@ class Rendered(NamedTuple):
     """Why the regions are approximate; None: they are exact."""
     generation_start: int | None = None
     """First character of the generation prompt; None: there is none, or it was not found."""
+    entries: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    """Characters of each entry; see `Resolved`. The generation prompt is nobody's."""
 
 
 class ChatTemplate:
@@ -153,7 +156,9 @@ def render_regions(
         start = _generation_start(template, text, resolved, plain_messages, plain_tools)
         if start is not None:
             stretches = with_generation(stretches, start, generation)
-    return Rendered(text, stretches, reason, start)
+    last = len(text) if start is None else start
+    places = {entry: (min(first, last), min(end, last)) for entry, (first, end) in resolved.entries.items()}
+    return Rendered(text, stretches, reason, start, places)
 
 
 def _generation_start(

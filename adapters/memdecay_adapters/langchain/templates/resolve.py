@@ -34,6 +34,8 @@ class Resolved(NamedTuple):
     stretches: list[Stretch]
     generation_start: int | None
     """First character behind the last message by the template's marks; None: no mark, or content after it."""
+    entries: dict[int, tuple[int, int]]
+    """Characters [first, past the last) of each entry, header and footer included; entries may share characters."""
 
 
 class _Piece(NamedTuple):
@@ -54,7 +56,24 @@ def resolve(runs: Sequence[Run], defaults: Sequence[Label], preamble: Label) -> 
         preamble: label of what belongs to no entry.
     """
     pieces, generation_start = _place(runs)
-    return Resolved(_label(pieces, defaults, preamble), generation_start)
+    return Resolved(_label(pieces, defaults, preamble), generation_start, _entries(pieces))
+
+
+def _entries(pieces: Sequence[_Piece]) -> dict[int, tuple[int, int]]:
+    """Characters of each entry: its iterations, and wherever its content stands."""
+    found: dict[int, tuple[int, int]] = {}
+    owner = _OUTSIDE
+    for piece in pieces:
+        inside = piece.source.entry if isinstance(piece.source, Origin) else _OUTSIDE
+        if piece.entry >= 0:
+            owner = piece.entry
+        elif inside >= 0:
+            owner = inside
+        for entry in {owner, inside}:
+            if entry >= 0:
+                start, end = found.get(entry, (piece.start, piece.end))
+                found[entry] = (min(start, piece.start), max(end, piece.end))
+    return found
 
 
 def _place(runs: Sequence[Run]) -> tuple[list[_Piece], int | None]:
