@@ -8,7 +8,8 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from memdecay_adapters.langchain import build_prompt
-from memdecay_agents import MemDecayConfig
+from memdecay_adapters.langchain.chat_request import messages_that_fit
+from memdecay_agents import MemDecayConfig, RequestHints, Span, SpanFlag
 from tests.adapters.families import BOS_EOS, TOOLS, make_family
 
 CONFIG = MemDecayConfig()
@@ -65,3 +66,14 @@ def test_a_message_that_is_left_out_has_no_tokens_and_joined_ones_share_theirs(t
     text = strict.tokenizer.decode(prompt.token_ids[first[0] : first[1]])
     assert "ALPHA" in text
     assert ("BETA" in text) == (first == second)
+
+
+@pytest.mark.parametrize(("names", "messages", "fit"), [(7, 1400, True), (64, 600, False), (30, 900, True)])
+def test_hints_hold_the_messages_or_do_without_them(names: int, messages: int, fit: bool) -> None:
+    region = "r" * names
+    spans = tuple(Span(n, n + 1, region, SpanFlag(n % 2)) for n in range(1_000_000, 1_000_600))
+    places = [(n, n + 1) for n in range(1_000_000, 1_000_000 + messages)]
+    told = messages_that_fit(spans, places)
+    assert bool(told) == fit
+    hints = RequestHints(agent="a" * 1024, session="s" * 1024, spans=spans, messages=told)
+    assert RequestHints.from_extra_args(hints.to_extra_args()) is not None, "they are never too large for it"

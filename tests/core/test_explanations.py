@@ -132,10 +132,11 @@ def test_the_gap_is_to_the_lowest_page_that_stayed_quotas_included():
 def test_a_superseded_page_is_booked_as_such_where_that_is_why_it_went(policy, factor, reason):
     config = MemDecayConfig(page_size_tokens=16, policy=policy, superseded_factor=factor)
     spans = [Span(0, 160, "tool_out", SpanFlag.SUPERSEDED), Span(160, 320, "user")]
-    state = session(config, spans=spans, budget_tokens=256)
+    state = session(config, spans=spans, budget_tokens=128)
     state.on_computed(320, 0)
     entries = state.apply(state.plan(320, range(20), 0))
     assert {entry.reason.value for entry in entries if entry.superseded} == {reason}
+    assert {entry.reason.value for entry in entries if not entry.superseded} == {"over_budget"}
     assert state.ledger.summary().evicted_by_reason[reason] >= 4
     pressed = state.plan(320, [page for page in range(20) if page not in {e.page for e in entries}], pages_to_free=2)
     assert {entry.reason for entry in state.apply(pressed, reason=EvictionReason.pool_pressure)} == {

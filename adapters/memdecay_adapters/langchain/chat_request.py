@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,15 +13,15 @@ from memdecay_adapters.langchain.answer_format import AnswerFormat, chosen_forma
 from memdecay_adapters.langchain.answer_reader import AnswerReader
 from memdecay_adapters.langchain.call_settings import CALL_KEYS, CallSettings, ModelDefaults, resolve_call
 from memdecay_adapters.langchain.parser_choice import AUTO
-from memdecay_adapters.langchain.prompt import TagErrors, TaggedPrompt, build_prompt, chat_template_of
+from memdecay_adapters.langchain.prompt import TagErrors, build_prompt, chat_template_of
 from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
 from memdecay_adapters.langchain.sampling import ALIASES, SAMPLING_KEYS, sampling_fields, to_sampling_params
 from memdecay_adapters.langchain.time_limit import check_time_limit
 from memdecay_adapters.langchain.tool_choice import check_tool_choice, tool_schemas
 from memdecay_agents.agent_budgets import FixedBudget
 from memdecay_agents.errors import ConfigError
-from memdecay_agents.hints import MAX_MESSAGES, RequestHints
-from memdecay_agents.spans import coarsen
+from memdecay_agents.hints import MAX_HINTS_BYTES, MAX_MESSAGES, RequestHints
+from memdecay_agents.spans import Span, coarsen
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -37,6 +38,9 @@ PASSED_KEYS = frozenset(
 
 MOST_SPANS = 1500
 """Spans of one request: with long region names they fill most of the 64 KiB that hints may have."""
+
+_SPAN_BYTES, _MESSAGE_BYTES, _OTHER_BYTES = 27, 24, 8192
+"""At most, as JSON: a span without its region's name, a message, and all else (names are at most 1,024 characters)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,7 @@ def build_request(
         grammar=format.grammar,
         make=getattr(engine, "make_sampling", None),
     )
+    spans = tuple(coarsen(prompt.spans, engine.config, MOST_SPANS))
     hints = RequestHints(
         tenant=settings.tenant,
         session=settings.session,
@@ -156,8 +161,8 @@ def build_request(
         **_budget(settings, engine),
         rewind=settings.rewind,
         pins=settings.pins,
-        spans=tuple(coarsen(prompt.spans, engine.config, MOST_SPANS)),
-        messages=prompt.message_spans if _room_for_messages(prompt) else (),
+        spans=spans,
+        messages=messages_that_fit(spans, prompt.message_spans),
         output_region=region,
     )
     return ChatRequest(
@@ -172,9 +177,11 @@ def build_request(
     )
 
 
-def _room_for_messages(prompt: TaggedPrompt) -> bool:
-    """Whether the hints hold, beside the spans, which tokens are which message's; explanations do without otherwise."""
-    return len(prompt.message_spans) <= MAX_MESSAGES and len(prompt.spans) + len(prompt.message_spans) // 3 < MOST_SPANS
+def messages_that_fit(spans: Sequence[Span], messages: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The messages' tokens if the hints hold them beside the spans, else none: explanations do without."""
+    span_bytes = sum(len(json.dumps(span.region, ensure_ascii=False).encode()) + _SPAN_BYTES for span in spans)
+    fits = span_bytes + _MESSAGE_BYTES * len(messages) + _OTHER_BYTES <= MAX_HINTS_BYTES
+    return tuple(messages) if fits and len(messages) <= MAX_MESSAGES else ()
 
 
 def _budget(settings: CallSettings, engine: MemDecayEngine) -> dict[str, Any]:

@@ -69,9 +69,9 @@ class ServerLimits:
                 rule=f"{hints.tenant[:80]!r} is not this client's",
                 remedy="Leave it out: the tenant follows from the API key.",
             )
-        if prompt_token_ids is None and hints.spans:
+        if prompt_token_ids is None and (hints.spans or hints.messages):
             raise HintsError(
-                where="hints.spans",
+                where="hints.spans" if hints.spans else "hints.messages",
                 rule="they name token positions of a prompt that the server has yet to render",
                 remedy="Send the token ids too (kv_transfer_params.prompt_token_ids, or prompt as ids), or no spans.",
             )

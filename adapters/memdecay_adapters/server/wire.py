@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from memdecay_agents._validation import first_problem
 from memdecay_agents.errors import PayloadError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this form; `/v1/memdecay/info` names the server's."""
 
 PREFIX = "/v1/memdecay"
