@@ -1,6 +1,6 @@
 """A history as one interactive HTML page: no outside parts, nothing fetched; hover, zoom, and regions on and off.
 
-Our own SVG and script, about 25 KB: a general plotting bundle is some 4 MB and still draws no hatches by region and
+Our own SVG and script, about 30 KB: a general plotting bundle is some 4 MB and still draws no hatches by region and
 state. Names come from users: they reach the page as JSON data and are only ever shown as text; the page's own content
 security policy lets nothing run but the scripts that are written here.
 """
