@@ -12,7 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from memdecay_adapters.commands.bench_serve import serve
+
 bench = typer.Typer(help="Measure against stock vLLM on this machine.", no_args_is_help=True)
+bench.command()(serve)
 
 
 class Part(StrEnum):
