@@ -56,7 +56,7 @@ class ServeOptions:
             budget_tokens=256,
             other_budgets=(),
             pools=(25, 100),
-            workload=WorkloadOptions(agents=6, agent_tokens=600, turns=3, output_tokens=8, gap_seconds=0.1, seed=seed),
+            workload=WorkloadOptions(agents=6, agent_tokens=1200, turns=3, output_tokens=8, gap_seconds=0.1, seed=seed),
             slices=4,
             max_num_seqs=(3, 6),
             search_part=1.0,
