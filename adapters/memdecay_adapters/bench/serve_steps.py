@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -46,9 +47,10 @@ class StepParts:
         recipes = {name: self._recipe(budget, tokens, options.pairs) for name, (budget, tokens) in wanted.items()}
         self.progress("decode steps: starting four engines")
         with engines_under_test(recipes) as engines:
-            for name, (budget, tokens) in wanted.items():
-                self.progress(f"decode steps: {name}, {options.batch} conversations of {tokens} tokens")
-                self._start(engines[name], tokens, options.pairs, budget)
+            self.progress(f"decode steps: {options.batch} conversations on each engine")
+            self._start_all(
+                engines, {name: (tokens, budget) for name, (budget, tokens) in wanted.items()}, options.pairs
+            )
             samples = self._rounds(engines, options.pairs, "decode steps")
         return {
             "step_seconds": medians(samples),
@@ -73,9 +75,12 @@ class StepParts:
         with engines_under_test(recipes) as engines:
             for tokens in options.lengths:
                 self.progress(f"growth under a budget of {budget} tokens: conversations of {tokens} tokens")
-                self._start(engines["reference"], options.short_tokens, pairs, None)
-                self._start(engines["stock"], tokens, pairs, None)
-                self._start(engines["ours"], tokens, pairs, budget)
+                wanted = {
+                    "reference": (options.short_tokens, None),
+                    "stock": (tokens, None),
+                    "ours": (tokens, budget),
+                }
+                self._start_all(engines, wanted, pairs)
                 samples = self._rounds(engines, pairs, f"decode steps at {tokens} tokens")
                 for engine in engines.values():
                     engine.stop()
@@ -100,6 +105,16 @@ class StepParts:
             for name in list(engines) if number % 2 else list(engines)[::-1]:
                 samples[name].append(statistics.fmean(engines[name].decode(self.options.steps_per_sample)))
         return samples
+
+    def _start_all(
+        self, engines: Mapping[str, EngineUnderTest], wanted: Mapping[str, tuple[int, int | None]], pairs: int
+    ) -> None:
+        """Bring all engines to their lengths (tokens, budget) at the same time: nothing is timed yet."""
+        with ThreadPoolExecutor(len(wanted)) as threads:
+            begun = [threads.submit(self._start, engines[name], tokens, pairs, budget)
+                     for name, (tokens, budget) in wanted.items()]  # fmt: skip
+            for one in begun:
+                one.result()
 
     def _start(self, engine: EngineUnderTest, tokens: int, pairs: int, budget: int | None) -> None:
         """Bring conversations to a length such that they have it, on average, while they are measured."""
