@@ -115,11 +115,10 @@ def pool(percent: int, throughput: dict, first_token: dict) -> dict:
 PARTS = {
     "steps": {
         "long_budget_vs_stock_short": ratio(1.05, 1.03, 1.08),
-        "stock_long_vs_stock_short": ratio(2.0, 1.9, 2.1),
         "long_vs_middle_same_budget": ratio(1.07, 1.06, 1.08),
-        "long_budget_vs_stock_long": ratio(0.5, 0.4, 0.6),
         "step_seconds": {"ours_long": 0.1},
     },
+    "steps-stock": {"stock_long_vs_stock_short": ratio(2.0, 1.9, 2.1), "step_seconds": {"stock_long": 0.2}},
     "lengths-1024": {
         "budget_tokens": 1024,
         "points": [

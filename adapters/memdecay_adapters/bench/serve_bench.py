@@ -92,7 +92,7 @@ class ServeBench:
     def _make(self, name: str) -> dict[str, Any]:
         kind, *rest = name.split("-")
         if kind == "steps":
-            return self._steps.steps()
+            return self._steps.stock_steps() if rest else self._steps.steps()
         if kind == "lengths":
             return self._steps.lengths(int(rest[0]))
         if kind == "search":

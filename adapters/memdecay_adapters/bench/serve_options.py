@@ -77,7 +77,7 @@ class ServeOptions:
         search = [f"search-{pool}" for pool in self.pools]
         pools = [f"pool-{pool}" for pool in self.pools]
         others = [f"pool-{self.other_budget_pool}-budget-{budget}" for budget in self.other_budgets]
-        return ("steps", *lengths, *search, *pools, *others)
+        return ("steps", "steps-stock", *lengths, *search, *pools, *others)
 
     def with_seed(self, seed: int) -> Self:
         """The same with another seed."""

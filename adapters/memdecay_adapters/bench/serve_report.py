@@ -60,12 +60,11 @@ def report(options: ServeOptions, find: Callable[[str], Part | None]) -> ServeRe
         find: a part's values by name, or None.
     """
     result = ServeResult()
-    steps = find("steps") or {}
+    steps, stock = find("steps") or {}, find("steps-stock") or {}
     result.set_ratio("step_ratio_long_budget_vs_stock_1k", steps.get("long_budget_vs_stock_short"), most=STEP_BOUND)
-    result.set_ratio("step_ratio_stock_long_vs_stock_1k", steps.get("stock_long_vs_stock_short"))
+    result.set_ratio("step_ratio_stock_long_vs_stock_1k", stock.get("stock_long_vs_stock_short"))
     result.set_ratio("step_ratio_long_vs_2k_same_budget", steps.get("long_vs_middle_same_budget"), most=GROWTH_BOUND)
-    result.set_ratio("step_ratio_long_budget_vs_stock_long", steps.get("long_budget_vs_stock_long"))
-    result.values["step_seconds"] = steps.get("step_seconds")
+    result.values["step_seconds"] = {**stock.get("step_seconds", {}), **steps.get("step_seconds", {})} or None
     _growth(options, find, result)
     _pools(options, find, result)
     return result

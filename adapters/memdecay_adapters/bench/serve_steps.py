@@ -1,7 +1,8 @@
 """Decode steps of long conversations under a fixed budget, against stock vLLM at a short context.
 
-steps      stock vLLM short and long, ours middle and long, all four taking turns
-lengths-B  stock vLLM short, stock vLLM and ours at each length, the three taking turns, under a budget of B tokens
+steps        stock vLLM short, ours middle and long, the three taking turns
+steps-stock  stock vLLM short and long
+lengths-B    stock vLLM short, stock vLLM and ours at each length, taking turns, under a budget of B tokens
 """
 
 from __future__ import annotations
@@ -36,30 +37,41 @@ class StepParts:
         self._random = random.Random(options.workload.seed)
 
     def steps(self) -> dict[str, Any]:
-        """The bounds' ratios, from one run."""
-        options = self.options
-        wanted = {
-            "stock_short": (None, options.short_tokens),
-            "stock_long": (None, options.long_tokens),
-            "ours_middle": (options.budget_tokens, options.middle_tokens),
-            "ours_long": (options.budget_tokens, options.long_tokens),
-        }
-        recipes = {name: self._recipe(budget, tokens, options.pairs) for name, (budget, tokens) in wanted.items()}
-        self.progress("decode steps: starting four engines")
-        with engines_under_test(recipes) as engines:
-            self.progress(f"decode steps: {options.batch} conversations on each engine")
-            self._start_all(
-                engines, {name: (tokens, budget) for name, (budget, tokens) in wanted.items()}, options.pairs
-            )
-            samples = self._rounds(engines, options.pairs, "decode steps")
+        """A long conversation under the budget, against stock vLLM short and ours at the middle length."""
+        options, budget = self.options, self.options.budget_tokens
+        samples = self._together(
+            {
+                "stock_short": (options.short_tokens, None),
+                "ours_middle": (options.middle_tokens, budget),
+                "ours_long": (options.long_tokens, budget),
+            }
+        )
         return {
             "step_seconds": medians(samples),
             "long_budget_vs_stock_short": as_dict(paired_ratio(samples["ours_long"], samples["stock_short"])),
-            "stock_long_vs_stock_short": as_dict(paired_ratio(samples["stock_long"], samples["stock_short"])),
             "long_vs_middle_same_budget": as_dict(paired_ratio(samples["ours_long"], samples["ours_middle"])),
-            "long_budget_vs_stock_long": as_dict(paired_ratio(samples["ours_long"], samples["stock_long"])),
-            "samples": {name: [round(second, 6) for second in seconds] for name, seconds in samples.items()},
         }
+
+    def stock_steps(self) -> dict[str, Any]:
+        """Stock vLLM long against short."""
+        options = self.options
+        samples = self._together(
+            {"stock_short": (options.short_tokens, None), "stock_long": (options.long_tokens, None)}
+        )
+        return {
+            "step_seconds": medians(samples),
+            "stock_long_vs_stock_short": as_dict(paired_ratio(samples["stock_long"], samples["stock_short"])),
+        }
+
+    def _together(self, wanted: Mapping[str, tuple[int, int | None]]) -> dict[str, list[float]]:
+        """Samples of engines that take turns, each at its length (tokens) and budget."""
+        pairs = self.options.pairs
+        recipes = {name: self._recipe(budget, tokens, pairs) for name, (tokens, budget) in wanted.items()}
+        self.progress(f"decode steps: starting {', '.join(wanted)}")
+        with engines_under_test(recipes) as engines:
+            self.progress(f"decode steps: {self.options.batch} conversations on each engine")
+            self._start_all(engines, wanted, pairs)
+            return self._rounds(engines, pairs, "decode steps")
 
     def lengths(self, budget: int) -> dict[str, Any]:
         """Step time by trace length, for stock vLLM and under one budget, each point against the short context."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,12 +47,18 @@ def serve(
     options = ServeOptions.quick(model, seed) if quick else ServeOptions(model=model).with_seed(seed)
     options = replace(options, workload=replace(options.workload, trace_files=tuple(traces or ())))
     with console.status("starting") as status:
+
+        def show(line: str) -> None:
+            status.update(line)
+            if not console.is_terminal:  # a log
+                console.print(f"{datetime.now():%H:%M:%S} {line}", markup=False)
+
         bench = ServeBench(
             options,
             store=store,
             fresh=fresh,
             kvpress_python=kvpress_python,
-            progress=lambda line: status.update(line),
+            progress=show,
         )
         result = bench.run(part or ())
     if json_file is not None:
