@@ -143,11 +143,9 @@ class DrivenEngine:
         return seconds
 
     def stop(self) -> None:
-        """Abort all that runs and give up all sessions."""
+        """Abort all that runs."""
         self.engine.abort_request([request.request_id for request in self.scheduler.running], internal=True)
         self.engine.step()
-        if self._internals is not None:
-            self._internals.controller.close_sessions()
 
     def turn(self, ids: Sequence[int], new_tokens: int, hints: RequestHints | None, logprobs: int | None) -> Turn:
         """Serve one request alone."""

@@ -34,7 +34,6 @@ class StepParts:
 
     def __init__(self, options: ServeOptions, model_path: str, page: int, progress: Callable[[str], None]) -> None:
         self.options, self.model_path, self.page, self.progress = options, model_path, page, progress
-        self._random = random.Random(options.workload.seed)
 
     def steps(self) -> dict[str, Any]:
         """A long conversation under the budget, against stock vLLM short and ours at the middle length."""
@@ -129,23 +128,30 @@ class StepParts:
                 one.result()
 
     def _start(self, engine: EngineUnderTest, tokens: int, pairs: int, budget: int | None) -> None:
-        """Bring conversations to a length such that they have it, on average, while they are measured."""
-        steps = self.options.steps_per_sample * (pairs + 1)
-        staggered = (self.options.batch - 1) * -(-tokens // self.options.chunk_tokens)
+        """Bring conversations to a length such that they have it, on average, while they are measured.
+
+        A longer one goes on from a shorter one: with a cached prefix in stock vLLM, in its session here.
+        """
+        options = self.options
+        steps = options.steps_per_sample * (pairs + 1)
+        staggered = (options.batch - 1) * -(-tokens // options.chunk_tokens)
         length = tokens - (steps + staggered) // 2
-        draw = random.Random(f"{self.options.workload.seed}/{tokens}")
-        prompts = [[draw.randrange(100, 20000) for _ in range(length)] for _ in range(self.options.batch)]
-        hints = [None if budget is None else self._hints(length, n, tokens, budget) for n in range(len(prompts))]
+        prompts = [self._prompt(number, length) for number in range(options.batch)]
+        hints = [None if budget is None else self._hints(length, n, budget) for n in range(len(prompts))]
         engine.start(prompts, steps + staggered + 8, hints)
 
-    def _hints(self, length: int, number: int, tokens: int, budget: int) -> RequestHints:
+    def _prompt(self, number: int, length: int) -> list[int]:
+        draw = random.Random(f"{self.options.workload.seed}/{number}")
+        return [draw.randrange(100, 20000) for _ in range(length)]
+
+    def _hints(self, length: int, number: int, budget: int) -> RequestHints:
         """A system message, then questions and tool results by turns."""
         edges = [*range(SYSTEM_TOKENS, length, 200), length]
         spans = [Span(0, SYSTEM_TOKENS, "system")]
         for at, (start, end) in enumerate(pairwise(edges)):
             spans.append(Span(start, end, "tool_out" if at % 2 else "user"))
         name = f"agent-{number}"
-        return RequestHints(session=f"{name}-{tokens}", agent=name, budget_tokens=budget, spans=tuple(spans))
+        return RequestHints(session=name, agent=name, budget_tokens=budget, spans=tuple(spans))
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.page)
