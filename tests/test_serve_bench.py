@@ -175,7 +175,7 @@ def test_the_slope_is_that_of_the_least_squares():
 def test_part_names_are_unique_and_each_budget_and_pool_has_its_own():
     names = ServeOptions().part_names()
     assert len(names) == len(set(names))
-    assert {"steps", "lengths-512", "search-15", "pool-100", "pool-25-budget-2048"} <= set(names)
+    assert {"steps", "lengths-512", "search-15-4", "pool-100", "pool-25-budget-2048"} <= set(names)
 
 
 def test_the_picture(tmp_path):

@@ -20,7 +20,7 @@ def test_a_small_pool_serves_all_turns_on_both_engines_and_is_measured_once(tmp_
     options = replace(options, workload=workload, max_num_seqs=(6,), slices=3)
     lines: list[str] = []
     bench = ServeBench(options, store=tmp_path / "parts.jsonl", progress=lines.append)
-    bench.store.measure("search-25", lambda: {"max_num_seqs": 6})  # spares two engines
+    bench.store.measure("search-25-6", lambda: {"tokens_per_second": 1.0})  # spares two engines
     part = bench.run(["pool-25"]).values["pools"]["25"]
     stock, ours = part["stock"], part["ours"]
     turns = sum(len(agent.turns) for agent in bench._pools.agents)

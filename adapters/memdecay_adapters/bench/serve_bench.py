@@ -96,15 +96,15 @@ class ServeBench:
         if kind == "lengths":
             return self._steps.lengths(int(rest[0]))
         if kind == "search":
-            return self._pools.search(int(rest[0]))
+            return self._pools.try_max_num_seqs(int(rest[0]), int(rest[1]))
         if kind == KVPRESS:
             from memdecay_adapters.bench.serve_kvpress import measure_kvpress
 
             assert self._kvpress_python is not None
             return measure_kvpress(self._kvpress_python, self.model_path, self.options, self.progress)
         percent, budget = int(rest[0]), int(rest[2]) if rest[1:] else self.options.budget_tokens
-        best = self.measure(f"search-{percent}")["max_num_seqs"]
-        return self._pools.pool(percent, budget, best)
+        tried = {most: self.measure(f"search-{percent}-{most}") for most in self.options.max_num_seqs}
+        return self._pools.pool(percent, budget, max(tried, key=lambda most: tried[most]["tokens_per_second"]))
 
     def result(self) -> ServeResult:
         """What was measured so far."""

@@ -74,7 +74,7 @@ class ServeOptions:
     def part_names(self) -> tuple[str, ...]:
         """All parts, in the order in which they are measured."""
         lengths = [f"lengths-{budget}" for budget in (self.budget_tokens, *self.other_budgets)]
-        search = [f"search-{pool}" for pool in self.pools]
+        search = [f"search-{pool}-{most}" for pool in self.pools for most in self.max_num_seqs]
         pools = [f"pool-{pool}" for pool in self.pools]
         others = [f"pool-{self.other_budget_pool}-budget-{budget}" for budget in self.other_budgets]
         return ("steps", "steps-stock", *lengths, *search, *pools, *others)

@@ -1,6 +1,6 @@
 """Agents on one pool of pages: stock vLLM and this engine, taking turns slice by slice.
 
-search-P           which max_num_seqs serves stock vLLM best on a pool of P percent, on shortened conversations
+search-P-N         stock vLLM with max_num_seqs N on a pool of P percent, with shortened conversations
 pool-P             both engines on that pool, under the usual budget
 pool-P-budget-B    the same under another budget
 """
@@ -43,19 +43,14 @@ class PoolParts:
         """Of all conversations at their ends: what the pools are a percentage of."""
         return sum(agent.tokens(self.options.workload.output_tokens) for agent in agents)
 
-    def search(self, percent: int) -> dict[str, Any]:
-        """Tokens a second of stock vLLM for each max_num_seqs; the best one is used on this pool."""
-        options = self.options
-        agents = [agent.shortened(options.search_part) for agent in self.agents]
-        figures = {}
-        for most in options.max_num_seqs:
-            recipe = self._recipe("stock", agents, percent, most)
-            with EngineUnderTest(recipe) as engine:
-                engine.run(begin, agents, options.workload.output_tokens, None)
-                slices = self._slices([engine], agents, f"{percent} % pool, max_num_seqs {most}", 4)[0]
-            figures[str(most)] = joined(slices)
-        best = max(figures, key=lambda name: figures[name]["tokens_per_second"])
-        return {"max_num_seqs": int(best), "tried": figures, "total_tokens": self.total_tokens(agents)}
+    def try_max_num_seqs(self, percent: int, max_num_seqs: int) -> dict[str, Any]:
+        """Stock vLLM alone on a pool, with shortened conversations."""
+        agents = [agent.shortened(self.options.search_part) for agent in self.agents]
+        what = f"{percent} % pool, max_num_seqs {max_num_seqs}"
+        with EngineUnderTest(self._recipe("stock", agents, percent, max_num_seqs)) as engine:
+            engine.run(begin, agents, self.options.workload.output_tokens, None)
+            (slices,) = self._slices([engine], agents, what, 4)
+        return {**joined(slices), "total_tokens": self.total_tokens(agents)}
 
     def pool(self, percent: int, budget: int, max_num_seqs: int) -> dict[str, Any]:
         """Both engines on one pool; ratios over slices and over turns.

@@ -108,7 +108,7 @@ def _pools(options: ServeOptions, find: Callable[[str], Part | None], result: Se
     values["pools"], values["search"], values["other_budgets"] = {}, {}, {}
     for pool in options.pools:
         name = str(pool)
-        values["search"][name] = find(f"search-{pool}")
+        values["search"][name] = {str(most): find(f"search-{pool}-{most}") for most in options.max_num_seqs}
         values["pools"][name] = part = find(f"pool-{pool}")
         if part is None:
             for key in keys:

@@ -34,7 +34,7 @@ class WorkloadOptions:
     agents: int = 8
     agent_tokens: int = 7500
     """Tokens of an agent's joined traces, about."""
-    turns: int = 8
+    turns: int = 6
     """Turns of an agent, at most; cut where the trace's own agent had spoken."""
     output_tokens: int = 32
     """Generated in each turn."""
