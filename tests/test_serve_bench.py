@@ -239,8 +239,9 @@ class MadeUpEngine:
         return outputs
 
 
-def test_every_turn_extends_its_conversation_and_slices_add_up():
-    options = WorkloadOptions(agents=3, agent_tokens=400, turns=4, output_tokens=6, gap_seconds=50.0)
+@pytest.mark.parametrize("gap_seconds", [0.0, 50.0])
+def test_every_turn_extends_its_conversation_and_slices_add_up(gap_seconds):
+    options = WorkloadOptions(agents=3, agent_tokens=400, turns=4, output_tokens=6, gap_seconds=gap_seconds)
     agents = join_agents((trace(n, 190) for n in range(9)), options, random.Random(1))
     engine = MadeUpEngine()
     loop = ClosedLoop(engine, agents, 6, None)
@@ -254,7 +255,10 @@ def test_every_turn_extends_its_conversation_and_slices_add_up():
     figures = joined(slices)
     assert (figures["generated_tokens"], figures["turns"]) == (total, total // 6)
     assert 1 <= figures["agents_at_once"] <= 3
-    assert figures["idle_seconds"] > 1.0  # tools of 50 seconds, and nobody waited for them
+    if gap_seconds:
+        assert figures["idle_seconds"] > 1.0  # tools of 50 seconds, and nobody was served meanwhile
+    else:
+        assert (figures["agents_at_once"], figures["idle_seconds"]) == (3, 0.0)
     for agent in agents:
         length = 0
         for number, turn in enumerate(agent.turns):
