@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memdecay_adapters.bench.part_store import PartStore
@@ -35,6 +35,7 @@ def trace(name: int, tokens: int) -> TokenTrace:
 # ---- agents
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(1, 5000), min_size=1), st.integers(1, 12))
 def test_turns_end_where_the_agent_had_spoken_and_cover_everything(ends, most):
     ends = sorted(ends)
@@ -49,6 +50,7 @@ def test_turns_are_about_equally_long():
     assert cut_turns(list(range(10, 1010, 10)), 4) == [250, 500, 750, 1000]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1000))
 def test_agents_are_joined_from_whole_traces_that_nobody_else_has(seed):
     draw = random.Random(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memdecay_adapters.engine.controller import EvictionController
@@ -58,6 +58,7 @@ def test_alone_a_request_is_measured_at_its_stride():
     assert steps[4] == {"r0": STRIDE}
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=5))
 def test_requests_that_began_apart_are_soon_measured_in_the_same_steps_and_no_query_is_lost(begins):
     steps = measured_steps(begins, 60)
