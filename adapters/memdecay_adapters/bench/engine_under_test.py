@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -66,8 +66,11 @@ class Crowd:
     generated_tokens: int
 
 
-class _Engine:
+class DrivenEngine:
     """What runs in the child process."""
+
+    tool: Any = None
+    """What a function given to `EngineUnderTest.run` keeps here for the next one."""
 
     def __init__(self, recipe: EngineRecipe) -> None:
         from vllm.engine.arg_utils import EngineArgs
@@ -98,14 +101,16 @@ class _Engine:
         self._number = 0
 
     @property
-    def _scheduler(self) -> Any:
+    def scheduler(self) -> Any:
+        """vLLM's scheduler."""
         return self.engine.engine_core.engine_core.scheduler
 
     def page_size_tokens(self) -> int:
         """The page size in force."""
         return int(self.engine.vllm_config.cache_config.block_size)
 
-    def _add(self, ids: Sequence[int], new_tokens: int, hints: RequestHints | None, logprobs: int | None) -> str:
+    def add(self, ids: Sequence[int], new_tokens: int, hints: RequestHints | None, logprobs: int | None) -> str:
+        """Send a greedy request that generates exactly ``new_tokens``; returns its id."""
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, logprobs=logprobs)
@@ -116,9 +121,13 @@ class _Engine:
         self.engine.add_request(name, {"prompt_token_ids": list(ids)}, params)
         return name
 
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of a module with this engine and further arguments."""
+        return function(self, *arguments)
+
     def start(self, prompts: Sequence[Sequence[int]], new_tokens: int, hints: Sequence[RequestHints | None]) -> None:
         """Add requests and step until each has its first token: from now on steps only decode."""
-        waiting = {self._add(ids, new_tokens, hint, None) for ids, hint in zip(prompts, hints, strict=True)}
+        waiting = {self.add(ids, new_tokens, hint, None) for ids, hint in zip(prompts, hints, strict=True)}
         while waiting:
             for output in self.engine.step():
                 if output.outputs[0].token_ids:
@@ -135,13 +144,13 @@ class _Engine:
 
     def stop(self) -> None:
         """Abort all that runs."""
-        self.engine.abort_request([request.request_id for request in self._scheduler.running], internal=True)
+        self.engine.abort_request([request.request_id for request in self.scheduler.running], internal=True)
         self.engine.step()
 
     def turn(self, ids: Sequence[int], new_tokens: int, hints: RequestHints | None, logprobs: int | None) -> Turn:
         """Serve one request alone."""
         before = time.perf_counter()
-        self._add(ids, new_tokens, hints, logprobs)
+        self.add(ids, new_tokens, hints, logprobs)
         first = None
         final = None
         while self.engine.has_unfinished_requests():
@@ -170,12 +179,12 @@ class _Engine:
         """Send requests at once and serve them to their ends."""
         before = time.perf_counter()
         for ids, hint in zip(prompts, hints, strict=True):
-            self._add(ids, new_tokens, hint, None)
-        requests = list(self._scheduler.requests.values())
+            self.add(ids, new_tokens, hint, None)
+        requests = list(self.scheduler.requests.values())
         most_running = generated = 0
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
-            most_running = max(most_running, len(self._scheduler.running))
+            most_running = max(most_running, len(self.scheduler.running))
             generated += sum(len(output.outputs[0].token_ids) for output in outputs if output.finished)
         return Crowd(
             seconds=time.perf_counter() - before,
@@ -189,7 +198,7 @@ def _serve(recipe: EngineRecipe, pipe: Connection) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     try:
-        engine = _Engine(recipe)
+        engine = DrivenEngine(recipe)
         pipe.send((True, engine.page_size_tokens()))
         while (call := pipe.recv()) is not None:
             method, arguments = call
@@ -205,19 +214,28 @@ class EngineUnderTest:
 
     Args:
         recipe: how to build it.
+        wait: until it has started; else `wait_until_started` must be called before anything else.
 
     Raises:
         EngineError: it did not start, or stopped on a fault; with the traceback of the child.
     """
 
-    def __init__(self, recipe: EngineRecipe) -> None:
+    page_size_tokens: int
+    """In force; known once it has started."""
+
+    def __init__(self, recipe: EngineRecipe, *, wait: bool = True) -> None:
         self.recipe = recipe
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(recipe, theirs), daemon=True)
         self._process.start()
         theirs.close()
-        self.page_size_tokens: int = self._answer()
+        if wait:
+            self.wait_until_started()
+
+    def wait_until_started(self) -> None:
+        """Wait for an engine that was not waited for."""
+        self.page_size_tokens = self._answer()
 
     def __enter__(self) -> Self:
         return self
@@ -229,27 +247,31 @@ class EngineUnderTest:
         if self._process.is_alive():
             self._process.terminate()
 
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """See `DrivenEngine.run`."""
+        return self._call("run", function, *arguments)
+
     def start(self, prompts: Sequence[Sequence[int]], new_tokens: int, hints: Sequence[RequestHints | None]) -> None:
-        """See `_Engine.start`."""
+        """See `DrivenEngine.start`."""
         self._call("start", prompts, new_tokens, hints)
 
     def decode(self, steps: int) -> list[float]:
-        """See `_Engine.decode`."""
+        """See `DrivenEngine.decode`."""
         return list(self._call("decode", steps))
 
     def stop(self) -> None:
-        """See `_Engine.stop`."""
+        """See `DrivenEngine.stop`."""
         self._call("stop")
 
     def turn(
         self, ids: Sequence[int], new_tokens: int, hints: RequestHints | None = None, logprobs: int | None = None
     ) -> Turn:
-        """See `_Engine.turn`."""
+        """See `DrivenEngine.turn`."""
         turn: Turn = self._call("turn", ids, new_tokens, hints, logprobs)
         return turn
 
     def crowd(self, prompts: Sequence[Sequence[int]], new_tokens: int, hints: Sequence[RequestHints | None]) -> Crowd:
-        """See `_Engine.crowd`."""
+        """See `DrivenEngine.crowd`."""
         crowd: Crowd = self._call("crowd", prompts, new_tokens, hints)
         return crowd
 
@@ -269,3 +291,13 @@ class EngineUnderTest:
                 remedy="Run `memdecay doctor`; a smaller model or pool may fit the memory.",
             )
         return value
+
+
+@contextlib.contextmanager
+def engines_under_test(recipes: Mapping[str, EngineRecipe]) -> Iterator[dict[str, EngineUnderTest]]:
+    """Several engines, started at the same time."""
+    with contextlib.ExitStack() as stack:
+        engines = {name: stack.enter_context(EngineUnderTest(recipe, wait=False)) for name, recipe in recipes.items()}
+        for engine in engines.values():
+            engine.wait_until_started()
+        yield engines

@@ -13,10 +13,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from memdecay_adapters.commands.bench_serve import serve
 from memdecay_agents.cli.exit_codes import ExitCode
 from memdecay_agents.cli.output import JsonFile, Output
 
 bench = typer.Typer(help="Measure against stock vLLM on this machine.", no_args_is_help=True)
+bench.command()(serve)
 
 
 class Part(StrEnum):

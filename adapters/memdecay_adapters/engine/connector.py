@@ -60,6 +60,7 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         self._reported: dict[tuple[str, tuple[str, ...]], int] = {}
         self._gauges = GaugeSchedule()
         self._traces_requests = traces_requests(vllm_config)
+        self._reported_version = 0
 
     @property
     def controller(self) -> EvictionController:
@@ -148,7 +149,10 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         """What was counted since the last step, for the metrics of vLLM's server; None in a worker."""
         if self._controller is None:
             return None
-        deltas = EventDeltas.since(self._controller.events, self._reported)
+        events, deltas = self._controller.events, EventDeltas()
+        if self._reported_version != events.version:
+            self._reported_version = events.version
+            deltas = EventDeltas.since(events, self._reported)
         if self._gauges.is_due(self._controller.request_count):
             started = time.perf_counter()
             pool = self.manager.block_pool

@@ -198,17 +198,23 @@ class EvictionController(SessionTurns):
         self.expire()
         evicted, self._evicted_since_step = self._evicted_since_step, {}
         observe, norms_from = {}, {}
+        scheduled = []
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._requests.get(request_id)
             if tracked is None:
                 self.count_plain(request_id, tokens)
-                continue
+            else:
+                scheduled.append((request_id, tokens, tracked))
+        any_due = any(tracked.is_due(tokens, self.config) for _, tokens, tracked in scheduled)
+        for request_id, tokens, tracked in scheduled:
             tracked.in_worker = True
             computed = tracked.request.num_computed_tokens + tokens
             generated = int(computed >= tracked.request.num_tokens)
             self._state_of(tracked).on_computed(tokens, generated)
             self.live.step(tracked.home.tenant, tracked.hints.agent, tokens, generated)
-            if self.policy.uses_attention and (queries := tracked.queries_to_observe(tokens, self.config)):
+            if not self.policy.uses_attention:
+                continue
+            if queries := tracked.queries_to_observe(tokens, self.config, beside_others=any_due):
                 observe[request_id] = queries
                 if self.policy.uses_key_norms:
                     norms_from[request_id] = self._state_of(tracked).tokens.normed_tokens

@@ -1,0 +1,137 @@
+"""``memdecay bench serve``: agents on this engine and on stock vLLM, part by part; finished parts are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import memdecay_adapters.engine
+import memdecay_kernels
+from memdecay_adapters.bench.machine import machine, versions
+from memdecay_adapters.bench.part_store import PartStore
+from memdecay_adapters.bench.serve_options import ServeOptions
+from memdecay_adapters.bench.serve_pools import PoolParts
+from memdecay_adapters.bench.serve_report import ServeResult, report
+from memdecay_adapters.bench.serve_steps import StepParts
+from memdecay_adapters.engine.page_size import choose_page_size
+from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
+from memdecay_adapters.models.default_model import cache_folder
+from memdecay_agents import MemDecayConfig
+from memdecay_agents.errors import ConfigError
+from memdecay_agents.evaluation.outcome_store import code_digest
+
+SCHEMA_VERSION = 1
+KVPRESS = "kvpress"
+"""Name of the part that another program measures."""
+_MEASURING = (
+    "engine_under_test", "serve_kvpress", "kvpress_program", "serve_loop", "serve_pools", "serve_steps",
+    "serve_workload", "statistics",
+)  # fmt: skip
+"""Modules whose changes make a finished part be measured again; how it is reported is none of them."""
+
+
+class ServeBench:
+    """All parts; each is measured once, however often it is asked for.
+
+    Args:
+        options: what to measure.
+        store: file of finished parts; None: in the user's cache.
+        fresh: measure again what is in that file.
+        kvpress_python: interpreter of an environment with kvpress, for the comparison with it; None: left out.
+        progress: told what is being done.
+    """
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        *,
+        store: Path | None = None,
+        fresh: bool = False,
+        kvpress_python: Path | None = None,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.options, self.progress, self._kvpress_python = options, progress, kvpress_python
+        self.model_path = resolve_model(options.model)
+        config = choose_page_size(MemDecayConfig(), {"dtype": options.dtype})
+        self.page = options.page_size_tokens or config.page_size_tokens
+        self.store = PartStore(store or cache_folder() / "bench-serve.jsonl", self._key())
+        self._fresh = fresh
+        self._steps = StepParts(options, self.model_path, self.page, progress)
+        self._pools = PoolParts(options, self.model_path, self.page, progress)
+
+    def run(self, only: Sequence[str] = ()) -> ServeResult:
+        """Measure what is missing, and put everything together.
+
+        Args:
+            only: names of parts, or beginnings of them; empty: all.
+
+        Raises:
+            ConfigError: no part is called so.
+        """
+        names = [*self.options.part_names(), *([KVPRESS] if self._kvpress_python else [])]
+        unknown = [one for one in only if not any(name.startswith(one) for name in names)]
+        if unknown:
+            raise ConfigError(
+                where=f"--part {unknown[0]}", rule="no part is called so", remedy=f"Parts are {', '.join(names)}."
+            )
+        for name in names:
+            if not only or any(name.startswith(one) for one in only):
+                self.measure(name)
+        return self.result()
+
+    def measure(self, name: str) -> dict[str, Any]:
+        """One part's values."""
+        if self._fresh:
+            self.store.forget(name)
+        return self.store.measure(name, lambda: {**self._make(name), "machine": machine()})
+
+    def _make(self, name: str) -> dict[str, Any]:
+        kind, *rest = name.split("-")
+        if kind == "steps":
+            return self._steps.stock_steps() if rest else self._steps.steps()
+        if kind == "lengths":
+            return self._steps.lengths(int(rest[0]))
+        if kind == "search":
+            return self._pools.try_max_num_seqs(int(rest[0]), int(rest[1]))
+        if kind == KVPRESS:
+            from memdecay_adapters.bench.serve_kvpress import measure_kvpress
+
+            assert self._kvpress_python is not None
+            return measure_kvpress(self._kvpress_python, self.model_path, self.options, self.progress)
+        percent, budget = int(rest[0]), int(rest[2]) if rest[1:] else self.options.budget_tokens
+        tried = {most: self.measure(f"search-{percent}-{most}") for most in self.options.max_num_seqs}
+        return self._pools.pool(percent, budget, max(tried, key=lambda most: tried[most]["tokens_per_second"]))
+
+    def result(self) -> ServeResult:
+        """What was measured so far."""
+        result = report(self.options, self.store.find)
+        kvpress = self.store.find(KVPRESS)
+        about = {
+            "schema_version": SCHEMA_VERSION,
+            "model": self.options.model or DEFAULT_MODEL_NAME,
+            "dtype": self.options.dtype,
+            "page_size_tokens": self.page,
+            "chunk_tokens": self.options.chunk_tokens,
+            "budget_tokens": self.options.budget_tokens,
+            "batch": self.options.batch,
+            "options": json.loads(json.dumps(asdict(self.options), default=str)),
+            "machine": machine(),
+            "versions": versions(),
+            "seed": self.options.workload.seed,
+        }
+        result.values = {**about, **result.values, "kvpress": kvpress}
+        if kvpress is None:
+            result.values["kvpress_reason"] = "no environment with kvpress was named (--kvpress-python)"
+        result.values["failed_bounds"] = result.failed_bounds
+        return result
+
+    def _key(self) -> str:
+        """What parts must share to stand in one table: the options, the code, the versions."""
+        code = code_digest(Path(memdecay_adapters.engine.__file__).parent, Path(memdecay_kernels.__file__).parent)
+        measuring = [(Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in _MEASURING]
+        about = [json.dumps(asdict(self.options), default=str), self.model_path, self.page, versions(), code, measuring]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]

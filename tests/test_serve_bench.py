@@ -1,0 +1,269 @@
+"""``memdecay bench serve`` without engines: its agents, its kept parts, its table and its picture."""
+
+from __future__ import annotations
+
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memdecay_adapters.bench.part_store import PartStore
+from memdecay_adapters.bench.serve_loop import ClosedLoop, Slice, joined
+from memdecay_adapters.bench.serve_options import ServeOptions
+from memdecay_adapters.bench.serve_picture import draw_growth
+from memdecay_adapters.bench.serve_report import crossover, report, slope_per_1k
+from memdecay_adapters.bench.serve_workload import WorkloadOptions, cut_turns, join_agents
+from memdecay_agents.errors import ConfigError, TraceError
+from memdecay_agents.evaluation.traces import TokenTrace
+from memdecay_agents.spans import Span, check_partition
+
+REGIONS = ("system", "user", "scratchpad")
+
+
+def trace(name: int, tokens: int) -> TokenTrace:
+    """A system message, and questions of 20 tokens by turns with answers of 20."""
+    edges = [0, 10, *range(30, tokens, 20), tokens]
+    regions = ["system", *(REGIONS[1 + at % 2] for at in range(len(edges) - 2))]
+    spans = [Span(a, b, region) for a, b, region in zip(edges, edges[1:], regions, strict=False)]
+    return TokenTrace(f"trace-{name}", "made up", tokens, np.full(tokens, name, dtype=np.int64), tuple(spans))
+
+
+# ---- agents
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(1, 5000), min_size=1), st.integers(1, 12))
+def test_turns_end_where_the_agent_had_spoken_and_cover_everything(ends, most):
+    ends = sorted(ends)
+    chosen = cut_turns(ends, most)
+    assert chosen == sorted(set(chosen))
+    assert set(chosen) <= set(ends)
+    assert chosen[-1] == ends[-1]
+    assert len(chosen) <= most
+
+
+def test_turns_are_about_equally_long():
+    assert cut_turns(list(range(10, 1010, 10)), 4) == [250, 500, 750, 1000]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1000))
+def test_agents_are_joined_from_whole_traces_that_nobody_else_has(seed):
+    draw = random.Random(seed)
+    lengths = [draw.randrange(40, 120) for _ in range(80)]
+    options = WorkloadOptions(agents=3, agent_tokens=1000, turns=4, output_tokens=5)
+    agents = join_agents((trace(n, tokens) for n, tokens in enumerate(lengths)), options, draw)
+    names = [name for agent in agents for name in agent.traces]
+    assert len(names) == len(set(names))
+    for agent in agents:
+        ids = [token for turn in agent.turns for token in turn.token_ids]
+        assert len(ids) == sum(lengths[int(name.removeprefix("trace-"))] for name in agent.traces)
+        assert 930 <= len(ids) <= 1050
+        assert agent.tokens(5) == len(ids) + 5 * len(agent.turns)
+        for number, turn in enumerate(agent.turns):
+            check_partition(turn.spans, 0, len(turn.token_ids), REGIONS)
+            system = [span for span in turn.spans if span.region == "system"]
+            assert system == ([Span(0, 10, "system")] if number == 0 else [])
+
+
+def test_traces_that_run_out_are_an_error():
+    with pytest.raises(TraceError, match="do not join to 1000 tokens"):
+        join_agents(iter([trace(0, 400)]), WorkloadOptions(agents=1, agent_tokens=1000), random.Random(0))
+
+
+# ---- kept parts
+
+
+def test_finished_parts_are_kept_and_torn_lines_and_other_keys_are_not(tmp_path):
+    path = tmp_path / "parts.jsonl"
+    PartStore(path, "old").measure("steps", lambda: {"x": 0})
+    first = PartStore(path, "new")
+    assert first.find("steps") is None
+    assert first.measure("steps", lambda: {"x": 1}) == {"x": 1}
+    first.measure("pool-25", lambda: {"x": 2})
+    path.write_text(path.read_text()[:-5])  # killed while it wrote
+    second = PartStore(path, "new")
+    assert second.measure("steps", lambda: pytest.fail("measured again")) == {"x": 1}
+    assert second.measure("pool-25", lambda: {"x": 3}) == {"x": 3}
+    assert PartStore(path, "new").find("pool-25") == {"x": 3}
+    second.forget("steps")
+    second.measure("steps", lambda: {"x": 4})
+    second.forget("steps")  # its new values count
+    assert "steps" in second
+    assert PartStore(path, "new").find("steps") == {"x": 4}
+
+
+# ---- the table
+
+
+def ratio(median: float, low: float, high: float, pairs: int = 21) -> dict:
+    return {"median": median, "interval": [low, high], "pairs": pairs}
+
+
+def pool(percent: int, throughput: dict, first_token: dict) -> dict:
+    return {
+        "percent": percent,
+        "budget_tokens": 1024,
+        "throughput": throughput,
+        "throughput_of_totals": throughput["median"],
+        "first_token": first_token,
+    }
+
+
+PARTS = {
+    "steps": {
+        "long_budget_vs_stock_short": ratio(1.05, 1.03, 1.08),
+        "long_vs_middle_same_budget": ratio(1.07, 1.06, 1.08),
+        "step_seconds": {"ours_long": 0.1},
+    },
+    "steps-stock": {"stock_long_vs_stock_short": ratio(2.0, 1.9, 2.1), "step_seconds": {"stock_long": 0.2}},
+    "lengths-1024": {
+        "budget_tokens": 1024,
+        "points": [
+            {
+                "tokens": tokens,
+                "stock_vs_short": ratio(stock, stock, stock),
+                "ours_vs_short": ratio(ours, ours, ours),
+                "ours_vs_stock": ratio(ours / stock, 0, 2),
+            }
+            for tokens, stock, ours in ((1000, 1.0, 1.1), (3000, 1.5, 1.1))
+        ],
+    },
+    "pool-25": pool(25, ratio(1.9, 1.5, 2.0), ratio(0.3, 0.2, 0.4)),
+    "pool-100": pool(100, ratio(0.9, 0.8, 1.0), ratio(1.2, 1.1, 1.3)),
+}
+
+
+def test_the_table_has_every_key_and_a_bound_is_met_by_the_better_end():
+    result = report(ServeOptions(), PARTS.get)
+    values = json.loads(json.dumps(result.values))
+    assert values["step_ratio_long_budget_vs_stock_1k_bound_met"]  # 1.03, the better end
+    assert values["throughput_ratio_vs_stock_25_bound_met"]  # 2.0, the better end
+    assert result.failed_bounds == ["step_ratio_long_vs_2k_same_budget"]
+    assert values["step_ratio_stock_long_vs_stock_1k"] == 2.0
+    assert values["throughput_ratio_vs_stock"] == {"15": None, "25": 1.9, "50": None, "100": 0.9}
+    assert values["throughput_ratio_vs_stock_reason"] == dict.fromkeys(("15", "50"), "this part was not measured")
+    assert values["ttft_ratio_vs_stock"]["25"] == 0.3
+    assert values["step_growth_per_1k_tokens"] == {"1024": 0.0, "stock": 0.25}
+    assert values["crossover_pool_percent"] == 92.5
+    assert len(values["losing_cases"]) == 3  # the large pool's tokens and waits, and the step of the short trace
+
+
+def test_few_pairs_meet_no_bound_and_what_was_not_measured_is_null_with_a_reason():
+    few = {"steps": {**PARTS["steps"], "long_vs_middle_same_budget": ratio(1.0, 0.9, 1.1, pairs=14)}}
+    assert report(ServeOptions(), few.get).values["step_ratio_long_vs_2k_same_budget_bound_met"] is False
+    nothing = report(ServeOptions(), lambda name: None)
+    assert nothing.failed_bounds == []
+    for key in ("step_ratio_long_budget_vs_stock_1k", "step_ratio_stock_long_vs_stock_1k", "step_growth"):
+        assert nothing.values[key] is None
+        assert nothing.values[f"{key}_reason"]
+
+
+def test_the_crossover_lies_between_two_pools_or_nowhere():
+    assert crossover({15: 3.0, 25: 2.0, 50: 0.5}) == pytest.approx(41.7)
+    assert crossover({15: 3.0, 25: 2.0}) is None
+    assert crossover({}) is None
+
+
+def test_the_slope_is_that_of_the_least_squares():
+    points = [{"tokens": tokens, "a": ratio(1 + 0.3 * tokens / 1000, 0, 9)} for tokens in (1024, 2048, 7500)]
+    assert slope_per_1k(points, "a") == pytest.approx(0.3)
+
+
+def test_part_names_are_unique_and_each_budget_and_pool_has_its_own():
+    names = ServeOptions().part_names()
+    assert len(names) == len(set(names))
+    assert {"steps", "lengths-512", "search-15-4", "pool-100", "pool-25-budget-2048"} <= set(names)
+
+
+def test_the_picture(tmp_path):
+    curves = report(ServeOptions(), PARTS.get).values["step_growth"]
+    curves["1024"][0]["ours_vs_short"]["interval"] = [1.0, 1.2]
+    draw_growth(curves, tmp_path / "growth.svg")
+    drawn = (tmp_path / "growth.svg").read_text()
+    assert drawn.startswith("<?xml")
+    with pytest.raises(ConfigError, match="was not measured"):
+        draw_growth({}, tmp_path / "none.png")
+
+
+# ---- the closed loop, on an engine that is made up
+
+
+class _Request:
+    def __init__(self, prompt: list[int], wanted: int) -> None:
+        self.prompt, self.wanted = prompt, wanted
+        self.output_token_ids: list[int] = []
+        self.num_preemptions = 0
+
+
+class _Output:
+    def __init__(self, name: str, request: _Request) -> None:
+        self.request_id, self.finished = name, len(request.output_token_ids) == request.wanted
+        self.num_cached_tokens = 0
+        self.outputs = [SimpleNamespace(token_ids=tuple(request.output_token_ids))]
+
+
+class MadeUpEngine:
+    """Generates one token for each running request in a step; its scheduler, pool and core are itself."""
+
+    num_gpu_blocks = 11
+
+    def __init__(self) -> None:
+        self.scheduler = self.kv_cache_manager = self.block_pool = self.engine = self
+        self.requests: dict[str, _Request] = {}
+        self.prompts: list[tuple[str, int, int]] = []
+
+    @property
+    def running(self) -> list[_Request]:
+        return list(self.requests.values())
+
+    def get_num_free_blocks(self) -> int:
+        return 10 - len(self.requests)
+
+    def add(self, ids, new_tokens, hints, logprobs) -> str:
+        name = f"request-{len(self.prompts)}"
+        check_partition(hints.spans, 0, len(ids), REGIONS)
+        self.prompts.append((hints.session, hints.turn, len(ids)))
+        self.requests[name] = _Request(list(ids), new_tokens)
+        return name
+
+    def step(self) -> list[_Output]:
+        outputs = []
+        for name, request in list(self.requests.items()):
+            request.output_token_ids.append(7)
+            outputs.append(_Output(name, request))
+            if outputs[-1].finished:
+                del self.requests[name]
+        return outputs
+
+
+@pytest.mark.parametrize("gap_seconds", [0.0, 50.0])
+def test_every_turn_extends_its_conversation_and_slices_add_up(gap_seconds):
+    options = WorkloadOptions(agents=3, agent_tokens=400, turns=4, output_tokens=6, gap_seconds=gap_seconds)
+    agents = join_agents((trace(n, 190) for n in range(9)), options, random.Random(1))
+    engine = MadeUpEngine()
+    loop = ClosedLoop(engine, agents, 6, None)
+    total = 6 * sum(len(agent.turns) for agent in agents)
+    slices: list[Slice] = []
+    while sum(one.generated_tokens for one in slices) < total:
+        slices.append(loop.advance(10))
+        done = sum(one.generated_tokens for one in slices)
+        assert 10 * len(slices) <= done + 10
+        assert done - 10 * len(slices) < 3 or done == total
+    figures = joined(slices)
+    assert (figures["generated_tokens"], figures["turns"]) == (total, total // 6)
+    assert 1 <= figures["agents_at_once"] <= 3
+    if gap_seconds:
+        assert figures["idle_seconds"] > 1.0  # tools of 50 seconds, and nobody was served meanwhile
+    else:
+        assert (figures["agents_at_once"], figures["idle_seconds"]) == (3, 0.0)
+    for agent in agents:
+        length = 0
+        for number, turn in enumerate(agent.turns):
+            length += len(turn.token_ids)
+            assert (agent.name, number, length) in engine.prompts
+            length += 6
