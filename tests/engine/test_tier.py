@@ -17,7 +17,7 @@ from memdecay_agents import MemDecayConfig, RequestHints
 from memdecay_agents.errors import EngineError, MemDecayError
 from memdecay_agents.recall import RetrievalHead, page_evidence
 from memdecay_agents.spans import Span
-from tests.engine.chaos_engine import worker_of
+from tests.engine.chaos_engine import PAGE_BYTES, worker_of
 from tests.engine.oracle import logprob_distance
 
 pytestmark = pytest.mark.engine
@@ -147,7 +147,7 @@ def test_pages_asked_for_are_there_when_the_turn_begins(talk, random_oracle):
     assert talk.engine.recall(talk.thread, tokens=wanted, tenant="another") == 0
     assert talk.engine.recall(talk.thread, tokens=wanted) == 1
     result = talk.turn()
-    brought = [entry for entry in talk.engine.ledger().returns(request_id=result.retention.request_id)]
+    brought = talk.engine.ledger().returns(request_id=result.retention.request_id)
     assert {gone[2], gone[3]} <= {entry.page for entry in brought if entry.score == 0}
     assert all(entry.computed_tokens == result.retention.continued_tokens for entry in brought if entry.score == 0)
     assert all(result.retention.holds_page(page) for page in (gone[2], gone[3])), "they stay for the turn"
@@ -156,22 +156,30 @@ def test_pages_asked_for_are_there_when_the_turn_begins(talk, random_oracle):
 
 @pytest.mark.parametrize("how", ["recall", "needs_next", "message", "region"])
 def test_a_wish_can_be_said_in_hints_by_message_and_by_region(talk, how):
-    first = talk.turn(needs_next={"tokens": [[64, 96]]} if how == "needs_next" else None)
+    text = " of the and in to for with that as are is on by be"
+    said = talk.engine.tokenizer.encode(text, add_special_tokens=False)
+    talk.tokens[66 : 66 + len(said)] = said
+    first = talk.turn(needs_next={"tokens": [[16, 200]]} if how == "needs_next" else None)
     gone = {page for a, b, _, held in first.retention.page_runs if not held for page in range(a, b)}
-    assert {4, 5} <= gone
+    wanted = {page for page in gone if page * PAGE < 200}
+    assert wanted
+    fields = {}
     if how == "message":
-        text = talk.engine.tokenizer.decode(talk.tokens[66:92])
+        wanted &= {66 // PAGE, (65 + len(said)) // PAGE}
         assert talk.engine.recall(talk.thread, message="no such text in it") == 0
-        found = talk.engine.recall(talk.thread, message=text)
-        if not found:
-            pytest.skip("these random tokens are no text that the tokenizer cuts the same way")
-    if how == "region":
+        assert talk.engine.recall(talk.thread, message=text) == 1
+    elif how == "region":
         assert talk.engine.recall(talk.thread, region="tool_out") == 1
-    second = talk.turn(recall={"tokens": [[64, 96]]} if how == "recall" else None)
-    if how == "region":
-        assert any(page * PAGE < 200 for page in second.retention.recalled_pages)
-    else:
-        assert {4, 5} <= set(second.retention.recalled_pages)
+    elif how == "recall":
+        wanted = {max(wanted)}
+        fields = {"recall": {"tokens": [[max(wanted) * PAGE + 3, max(wanted) * PAGE + 5]]}}
+    second = talk.turn(**fields)
+    by_wish = [e for e in talk.engine.ledger().returns(request_id=second.retention.request_id) if not e.score]
+    came = {entry.page for entry in by_wish}
+    assert came <= wanted
+    assert came or not wanted
+    if how in ("recall", "message"):
+        assert came == wanted
 
 
 def test_the_worker_measures_what_the_definition_says(talk):
@@ -219,8 +227,9 @@ def test_a_seed_draws_the_same_number_for_the_token_that_counts(talk, random_ora
     talk.turn(sampling(1, temperature=1.0, seed=seed))
     assert talk.result.retention.recalled_pages, "the turn ran twice"
     row = random_oracle.logprobs_seeing(talk.tokens[:-1], talk.hidden())[len(talk.prompt) - 1]
-    draws = torch.empty(1, row.numel()).exponential_(generator=torch.Generator().manual_seed(seed))
-    assert talk.result.token_ids[0] == int((row.exp() / draws[0]).argmax())
+    drawn = torch.randint(0, 2**31, (1,), generator=torch.Generator().manual_seed(seed), dtype=torch.long)
+    expected = torch.ops._C.fused_gumbel_argmax(row[None].contiguous(), drawn)  # as vLLM samples on a CPU
+    assert talk.result.token_ids[0] == int(expected[0])
 
 
 def test_turns_side_by_side_equal_the_oracle(engine, random_oracle):
@@ -256,26 +265,28 @@ def test_the_tier_is_seen_and_ends_with_its_sessions(engine):
         engine.recall("seen")
 
 
-def test_two_ranks_swap_the_same_pages_and_off_changes_nothing(engine_house, random_llama_path):
-    """The last test of this file: it closes the engine."""
+def serve(engine: MemDecayEngine):
+    """Three turns; tokens and recalled pages of each, and the ledger as text."""
+    talk, found = Talk(engine, "t", seed=5), []
+    for _ in range(3):
+        result = talk.turn()
+        found.append((result.token_ids, result.retention.recalled_pages))
+    text = [json.dumps({**entry.model_dump(mode="json"), "request_id": ""}) for entry in talk.moves]
+    return found, text
 
-    def serve(engine: MemDecayEngine):
-        talk, found = Talk(engine, "t", seed=5), []
-        for _ in range(3):
-            result = talk.turn()
-            found.append((result.token_ids, result.retention.recalled_pages))
-        text = [json.dumps({**entry.model_dump(mode="json"), "request_id": ""}) for entry in talk.moves]
-        return found, text
 
-    engine_house.close()
-    MemDecayEngine._open().close()
-    with open_engine(random_llama_path, TIER, tensor_parallel_size=2) as engine:
-        two, _ = serve(engine)
-    with open_engine(random_llama_path, TIER) as engine:
-        one, _ = serve(engine)
+def test_two_ranks_swap_the_same_pages(engine, random_llama_path):
+    engine.close_sessions()
+    one, _ = serve(engine)
+    engine.close()  # the last test that uses it
+    with open_engine(random_llama_path, TIER, tensor_parallel_size=2) as ranks:
+        two, _ = serve(ranks)
     assert one == two
     assert any(recalled for _, recalled in one)
-    small = HostTier(max_bytes=2**26, max_bytes_per_agent=32 * 2**10 * 3)
+
+
+def test_off_changes_nothing_and_a_full_tier_neither(no_engine, random_llama_path):
+    small = HostTier(max_bytes=2**26, max_bytes_per_agent=3 * PAGE_BYTES)
     with open_engine(random_llama_path, small) as engine:
         silent = serve(engine)
         dropped = engine.run_on_engine_thread(lambda llm, i: i.controller.events.total(DROPPED_HOST_PAGES))
