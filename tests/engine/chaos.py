@@ -15,10 +15,11 @@ from typing import Any
 from vllm import SamplingParams
 
 from memdecay_adapters.engine import MemDecayEngine
+from memdecay_adapters.engine.events import DROPPED_HOST_PAGES
 from memdecay_agents import ContextFraction, FixedBudget, PoolShare
 from memdecay_agents.errors import MemDecayError
 from tests.engine.chaos_engine import BALLAST, PAGE, POOL_PAGES, manager_of
-from tests.engine.conversations import Conversation
+from tests.engine.conversations import REGIONS, Conversation
 from tests.engine.invariants import Invariants
 from tests.engine.oracle import Oracle
 from tests.engine.stepped import SteppedEngine
@@ -57,6 +58,7 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
     "shrink_pool": {"pages": (1, POOL_PAGES)},
     "grow_pool": {},
     "close_sessions": {"thread": (0, 3), "tenant": (0, 2)},
+    "recall": {"which": (0, 99), "region": (0, 5), "first_percent": (0, 99)},
     "steps": {"most": (1, 16)},
     "finish_all": {},
 }  # fmt: skip
@@ -64,6 +66,7 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
 FREQUENCY: dict[str, int] = {
     "steps": 24, "append": 10, "add": 6, "rewind": 4, "fork": 2, "share": 6, "abort": 2,
     "preempt": 2, "shrink_pool": 2, "grow_pool": 1, "close_sessions": 1, "finish_all": 1,
+    "recall": 3,
 }  # fmt: skip
 """How often a seeded run does each operation, among those that are enabled."""
 
@@ -122,6 +125,8 @@ class Chaos:
             return bool(self.conversations) and len(self.live) < MOST_LIVE_REQUESTS
         if name == "add":
             return len(self.live) < MOST_LIVE_REQUESTS
+        if name == "recall":
+            return self.engine.host_tier is not None and bool(self.conversations)
         if name == "grow_pool":
             return self._ballast_pages > 0
         if name == "close_sessions":
@@ -222,6 +227,16 @@ class Chaos:
             f"thread-{thread}" if thread < 3 else None, tenant=f"tenant-{tenant}" if tenant < 2 else None
         )
 
+    def recall(self, which: int, region: int, first_percent: int) -> None:
+        """Ask for a region, or from some token on for all, of a conversation's sessions."""
+        conversation = self._conversation(which)
+        length = len(conversation.tokens)
+        by_region = {"region": REGIONS[region]} if first_percent % 2 else {}
+        tokens = range(length * first_percent // 100, length)
+        self.counts["recalled_sessions"] += self.engine.recall(
+            conversation.thread, tenant=conversation.tenant, **(by_region or {"tokens": tokens})
+        )
+
     def steps(self, most: int) -> None:
         """Let the engine work."""
         self.stepped.step(most)
@@ -242,7 +257,7 @@ class Chaos:
             self._run_same_twice(text, length, other_length)
 
     def _run_same_twice(self, text: int, length: int, other_length: int) -> None:
-        runs = []
+        runs, dropped = [], self._dropped_host_pages()
         for number, thread in ((text, "a"), (text + 1, "b"), (text, "a")):
             conversation = Conversation.begin(
                 number, length if thread == "a" else other_length,
@@ -258,9 +273,14 @@ class Chaos:
             runs.append((result.token_ids, facts))
             if thread == "a":
                 self.engine.close_sessions("a")
+        if self._dropped_host_pages() != dropped:
+            return  # what a full tier keeps of A depends on B
         assert runs[0] == runs[2], "A differs after B"
         assert runs[0][1], "nothing was evicted"
         self.counts["same_twice"] += 1
+
+    def _dropped_host_pages(self) -> int:
+        return self.stepped.look(lambda llm, internals: internals.controller.events.total(DROPPED_HOST_PAGES))
 
     def reset(self) -> int:
         """End everything and close every session; returns the pages that did not come back."""

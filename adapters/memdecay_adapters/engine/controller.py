@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from memdecay_adapters.engine.block_rows import Block
 from memdecay_adapters.engine.events import (
     BYPASSES,
     EVICTED_PAGES,
@@ -50,6 +51,8 @@ class EvictionController(SessionTurns):
         self.shares = PoolShares(self.admission)
         self.lifetimes: Lifetimes | None = None
         """Collects attention by region and age where someone asked for it: sums only, no text and no token ids."""
+        self.row_of: Callable[[str], Sequence[Block]] = lambda request_id: ()
+        """A running request's row; bound to the cache manager."""
         self._unbound_noted = False
 
     # ---- asked by the cache manager
@@ -79,13 +82,19 @@ class EvictionController(SessionTurns):
         if tracked.request.is_finished():
             if not tracked.retains:
                 return ()
+            self._state_of(tracked).kept_pages = frozenset()
+        elif processed_tokens < tracked.recall.rerun_until and not tracked.is_decoding(processed_tokens):
+            return ()  # the turn is computed again with what it holds
         elif tracked.is_decoding(processed_tokens):
             needed_pages = max(processed_tokens // self.page_size_tokens + 1 - table_pages, 0)
         state = self._state_of(tracked)
-        if tracked.budget.kind == "share":
-            state.share_pages = self.shares.of(request_id, self._requests, self.page_size_tokens)
+        self.refresh_share(tracked, state)
         started = time.perf_counter_ns()
         plan = state.plan(processed_tokens, held_pages, needed_pages)
+        if plan.shortfall_pages and state.kept_pages:
+            state.kept_pages = frozenset()  # a budget goes before what was recalled, and before recalling
+            tracked.recall.decided = True
+            plan = state.plan(processed_tokens, held_pages, needed_pages)
         if plan.shortfall_pages > tracked.shortfall_pages:
             tracked.shortfall_pages = plan.shortfall_pages
             self.events.note(SHORTFALLS, state.agent, level=logging.WARNING, request=request_id,
@@ -112,34 +121,66 @@ class EvictionController(SessionTurns):
             The plan's pages; the caller frees them.
         """
         tracked = self._requests[request_id]
-        for entry in self._book(self._state_of(tracked), plan, request_id, reason):
+        for entry in self._book(self._state_of(tracked), plan, request_id, reason, self.row_of(request_id)):
             tracked.freed_by_region[entry.region] += 1
         if plan.pages:
             if tracked.clean_pages is None:
                 tracked.clean_pages = processed_tokens // self.page_size_tokens
             self._evicted_since_step.setdefault(request_id, []).extend(plan.pages)
+            if restored := self._restored_since_step.get(request_id):
+                for page in plan.pages:
+                    restored.pop(page, None)
         return plan.pages
 
     def book_idle(self, session: RetainedSession, plan: EvictionPlan, reason: EvictionReason) -> tuple[int, ...]:
         """Book an idle session's plan; see `book`."""
-        self._book(session.state, plan, "", reason)
+        self._book(session.state, plan, "", reason, session.blocks)
         if plan.pages and session.clean_pages is None:
             session.clean_pages = len(session.token_ids) // self.page_size_tokens
         return plan.pages
 
     def _book(
-        self, state: SessionState, plan: EvictionPlan, request_id: str, reason: EvictionReason
+        self,
+        state: SessionState,
+        plan: EvictionPlan,
+        request_id: str,
+        reason: EvictionReason,
+        row: Sequence[Block],
     ) -> list[LedgerEntry]:
         if plan.fault is not None:
             self.events.note(BYPASSES, "policy_fault", level=logging.ERROR, request=request_id, detail=plan.fault)
         self._refuse_pinned(state, plan.pages)
         entries = state.apply(plan, request_id=request_id, reason=reason)
         self.live.evicted(state.session_id.tenant, state.agent, entries)
+        if self.tier is not None:
+            self.tier.page_out(state, row, entries)
         by_region = Counter((entry.region, entry.reason) for entry in entries)
         for (region, why), pages in by_region.items():
             self.events.note(EVICTED_PAGES, state.agent, region, why.value, by=pages, level=logging.DEBUG,
                              request=request_id, session=state.key)  # fmt: skip
         return entries
+
+    def note_restored(self, request_id: str, brought: Mapping[int, Block]) -> None:
+        """Pages came back into a running request's row: the worker learns of it with the next step."""
+        evicted = self._evicted_since_step.get(request_id, [])
+        self._evicted_since_step[request_id] = [page for page in evicted if page not in brought]
+        restored = self._restored_since_step.setdefault(request_id, {})
+        restored.update({page: block.block_id for page, block in brought.items()})
+
+    def take_restored(self) -> dict[str, dict[int, int]]:
+        """Pages that came back since the last step and are still there, with their blocks, by request id."""
+        restored, self._restored_since_step = self._restored_since_step, {}
+        return restored
+
+    def refresh_share(self, tracked: TrackedRequest, state: SessionState) -> None:
+        """Tell a session whose budget is a share of the pool what that is now."""
+        if tracked.budget is not None and tracked.budget.kind == "share":
+            state.share_pages = self.shares.of(tracked.request.request_id, self._requests, self.page_size_tokens)
+
+    def with_state(self, request_id: str) -> tuple[TrackedRequest, SessionState] | None:
+        """A request that has begun, and its session's state."""
+        tracked = self._requests.get(request_id)
+        return None if tracked is None or tracked.state is None else (tracked, tracked.state)
 
     def running(self) -> Iterator[tuple[str, TrackedRequest, SessionState]]:
         """Requests whose rows the worker knows: their id, what is remembered of them, their state."""
@@ -210,7 +251,13 @@ class EvictionController(SessionTurns):
             tracked.in_worker = True
             computed = tracked.request.num_computed_tokens + tokens
             generated = int(computed >= tracked.request.num_tokens)
-            self._state_of(tracked).on_computed(tokens, generated)
+            if not tracked.recall.rerun_until:
+                self._state_of(tracked).on_computed(tokens, generated)
+            elif computed >= tracked.recall.rerun_until:
+                tracked.recall.rerun_until = 0  # its positions and its token were counted when they first came
+                generated = 0
+            else:
+                generated = 0
             self.live.step(tracked.home.tenant, tracked.hints.agent, tokens, generated)
             if not self.policy.uses_attention:
                 continue
@@ -231,8 +278,8 @@ class EvictionController(SessionTurns):
     ) -> None:
         """Take in measured attention and key norms; see `Observation`. A malformed one is counted, never raised."""
         tracked = self._requests.get(request_id)
-        if tracked is None or tracked.state is None:
-            return  # it ended, or was preempted, in the very step that measured it
+        if tracked is None or tracked.state is None or tracked.recall.rerun_until:
+            return  # it ended, or was preempted, in the step that measured it, or that is computed again
         try:
             observation = Observation(
                 token_index,

@@ -74,13 +74,30 @@ MEASUREMENT_SECONDS = CounterSpec(
     "memdecay_measurement_seconds", "Time that the slowest worker spent measuring attention (its host).", (), 1e-9
 )
 PLANNING_SECONDS = CounterSpec("memdecay_planning_seconds", "Time spent planning and booking evictions.", (), 1e-9)
+RECALLS = CounterSpec(
+    "memdecay_recalls",
+    "Turns that asked for pages in host memory, by outcome.",
+    ("agent", "cause", "outcome"),
+)
+RECALLED_PAGES = CounterSpec("memdecay_recalled_pages", "Pages that came back from host memory.", ("agent", "cause"))
+DROPPED_HOST_PAGES = CounterSpec(
+    "memdecay_dropped_host_pages", "Evicted pages that the host tier has no room for any more.", ("agent",)
+)
+HOST_COPIED_BYTES = CounterSpec(
+    "memdecay_host_copied_bytes", "Bytes copied between device and host tier.", ("direction",)
+)
+HOST_SECONDS = CounterSpec(
+    "memdecay_host_tier_seconds", "Time of the host tier's work in the slowest worker.", ("work",), 1e-9
+)
+TIER_COUNTERS = (RECALLS, RECALLED_PAGES, DROPPED_HOST_PAGES, HOST_COPIED_BYTES, HOST_SECONDS)
+"""Shown only where there is a host tier."""
 
 COUNTERS: Mapping[str, CounterSpec] = {
     spec.name: spec
     for spec in (
         EVICTED_PAGES, BYPASSES, CONTINUED_TOKENS, DIVERGENCES, ADMISSION_WAITS, ADMISSION_REFUSALS, SHRUNK_PAGES,
         PARKED_SESSIONS, EXPIRED_SESSIONS, PREEMPTIONS, SHORTFALLS, TURNS, UNBOUND_BUDGETS, REFRESHED_TOKENS,
-        MEASUREMENTS, MEASUREMENT_SECONDS, PLANNING_SECONDS,
+        MEASUREMENTS, MEASUREMENT_SECONDS, PLANNING_SECONDS, *TIER_COUNTERS,
     )
 }  # fmt: skip
 """All counters by name."""

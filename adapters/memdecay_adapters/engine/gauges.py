@@ -30,10 +30,15 @@ BUDGET_USE = CounterSpec(
     "Most pages held while decoding over the budget; above 1 it was missed.",
     ("agent",),
 )
+HOST_TIER_BYTES = CounterSpec("memdecay_host_tier_bytes", "Bytes of pages in host memory, over all ranks.")
+TIER_GAUGES = (HOST_TIER_BYTES,)
+"""Shown only where there is a host tier."""
 GAUGES = {
     spec.name: spec
-    for spec in (HELD_PAGES, POOL_PAGES, IDLE_SESSIONS, WAITING_REQUESTS, BUDGET_PAGES, PEAK_PAGES, BUDGET_USE)
-}
+    for spec in (
+        HELD_PAGES, POOL_PAGES, IDLE_SESSIONS, WAITING_REQUESTS, BUDGET_PAGES, PEAK_PAGES, BUDGET_USE, *TIER_GAUGES,
+    )
+}  # fmt: skip
 """All gauges by name; agents beyond `MAX_LABEL_VALUES` are taken together, as "(other)"."""
 
 LEAST_SECONDS_APART = 2.0
@@ -66,6 +71,9 @@ def read_gauges(controller: EvictionController, total_pages: int, free_pages: in
         GaugeSample(IDLE_SESSIONS, (), len(controller.sessions)),
         GaugeSample(WAITING_REQUESTS, (), admission.waiting_requests),
     ]
+    if controller.tier is not None:
+        host_pages = len(controller.tier.catalogue)
+        samples.append(GaugeSample(HOST_TIER_BYTES, (), host_pages * controller.tier.page_bytes))
     for (agent, region), pages in held_by_agent(controller).items():
         samples.append(GaugeSample(HELD_PAGES, (agent, region), pages))
     return samples + _achieved(list(controller.agents), events)

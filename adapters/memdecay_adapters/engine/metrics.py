@@ -16,8 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from memdecay_adapters.engine.events import COUNTERS, CounterSpec, EngineEvents
-from memdecay_adapters.engine.gauges import GAUGES, GaugeSample
+from memdecay_adapters.engine.events import COUNTERS, TIER_COUNTERS, CounterSpec, EngineEvents
+from memdecay_adapters.engine.gauges import GAUGES, TIER_GAUGES, GaugeSample
+from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_agents.errors import EngineError
 
 Snapshot = tuple[list[tuple[CounterSpec, tuple[str, ...], int]], list[GaugeSample]]
@@ -52,7 +53,10 @@ class EngineCollector(Collector):
             families[spec.name].add_metric(labels, count * spec.scale)
         for sample in gauges:
             families[sample.spec.name].add_metric(sample.labels, sample.value)
-        yield from families.values()
+        only_with_tier = {spec.name for spec in (*TIER_COUNTERS, *TIER_GAUGES)}
+        for name, family in families.items():
+            if family.samples or name not in only_with_tier:
+                yield family
 
 
 def registry_of(snapshot: Callable[[], Snapshot]) -> CollectorRegistry:
@@ -130,15 +134,18 @@ class ServedMetrics(KVConnectorPromMetrics):
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine)
         _forget_earlier_engine()
+        has_tier = EngineSettings.from_vllm_config(vllm_config).host_tier is not None
         self._counters = {
             spec.name: self._counter_cls(
                 name=spec.name, documentation=spec.help, labelnames=[*labelnames, *spec.labels]
             )
             for spec in COUNTERS.values()
+            if has_tier or spec not in TIER_COUNTERS
         }
         self._gauges = {
             spec.name: self._gauge_cls(name=spec.name, documentation=spec.help, labelnames=[*labelnames, *spec.labels])
             for spec in GAUGES.values()
+            if has_tier or spec not in TIER_GAUGES
         }
         self._shown: dict[tuple[int, str], set[tuple[str, ...]]] = {}
 

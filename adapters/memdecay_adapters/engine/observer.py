@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from memdecay_adapters.engine.step_messages import AttentionReport, MassReport, StepDirections
+from memdecay_adapters.engine.tier.queries import QueryTails
 from memdecay_agents.errors import ConfigError
 from memdecay_kernels import KeyLayout, MassPlan, key_norms
 
@@ -94,6 +95,8 @@ class StepObserver:
         self.stopwatch = Stopwatch()
         self.request_ids: Callable[[], list[str]] = list
         """The batch's request ids in row order; read when rows are built, after the runner's reordering."""
+        self.queries: QueryTails | None = None
+        """Keeps the newest queries of turns that may recall; None: none do."""
         self._rows: list[ObservedRows] = []
 
     def start_step(self, directions: StepDirections, request_ids: Callable[[], list[str]]) -> None:

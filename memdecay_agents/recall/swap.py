@@ -1,0 +1,66 @@
+"""Which pages change places: the best in host memory against the worst on the device, under the same budget."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from memdecay_agents.arrays import IndexArray
+from memdecay_agents.errors import ConfigError
+from memdecay_agents.recall.estimator import EvidenceArray
+
+GATE = 0.0
+"""Default of ``plan_swap``: pinned pages hold nothing back."""
+
+
+class SwapPlan(NamedTuple):
+    """What comes in and what goes out; both empty: nothing changes and nothing is computed again."""
+
+    bring_in: IndexArray
+    """int64: indices into the host evidence, the best first."""
+    send_out: IndexArray
+    """int64: indices into the retained evidence, the worst first; at most as many."""
+
+
+def plan_swap(
+    host_evidence: EvidenceArray,
+    retained_evidence: EvidenceArray,
+    max_pages: int,
+    pinned_best: float | None = None,
+    gate: float = GATE,
+    *,
+    free_pages: int = 0,
+) -> SwapPlan:
+    """Plan a swap.
+
+    The best host page replaces the worst retained one while its evidence is higher, at most ``max_pages`` times. Of
+    all swaps of so many pages none leaves more evidence on the device. Equal evidence swaps nothing; among equals the
+    lower index goes first.
+
+    Args:
+        host_evidence: float64 [n_host], from the same ``page_evidence`` call as the other two.
+        retained_evidence: float64 [n_retained]: unpinned pages on the device that may leave.
+        max_pages: most pages that come in.
+        pinned_best: the highest evidence of a page that may not leave; None: not known.
+        gate: nothing comes in unless the best host page exceeds ``gate * pinned_best``; 0: always open.
+        free_pages: pages that may come in without a victim, because the budget has room.
+
+    Raises:
+        ConfigError: a negative count or gate.
+    """
+    if max_pages < 0 or free_pages < 0 or not gate >= 0.0:
+        raise ConfigError(
+            where="recall",
+            rule=f"max_pages {max_pages}, free_pages {free_pages} and gate {gate} must not be negative",
+            remedy="Give numbers from 0 on.",
+        )
+    best = np.argsort(-host_evidence, kind="stable")[:max_pages]
+    worst = np.argsort(retained_evidence, kind="stable")
+    free = min(free_pages, int((host_evidence[best] > 0.0).sum()))
+    if pinned_best is not None and best.size and not host_evidence[best[0]] > gate * pinned_best:
+        return SwapPlan(best[:0], worst[:0])
+    pairs = min(best.size - free, worst.size)
+    gains = host_evidence[best[free : free + pairs]] > retained_evidence[worst[:pairs]]
+    swapped = int(gains.sum())  # host falls and retained rises, so that gains come first
+    return SwapPlan(best[: free + swapped], worst[:swapped])
