@@ -1,13 +1,17 @@
-"""``memdecay calibrate``: attention lifetimes by region, fitted and written to a profile file."""
+"""``memdecay calibrate``: attention lifetimes by region, or a model's retrieval heads, written to a profile file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from memdecay_agents.errors import ConfigError
+
+if TYPE_CHECKING:
+    from memdecay_agents.calibration import ProfileFile
+    from memdecay_agents.regions import ClockUnit
 
 
 def calibrate(
@@ -19,10 +23,14 @@ def calibrate(
     seeds: Annotated[str, typer.Option(help="Seeds of synthetic traces.")] = "0-7",
     most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curves of the longest group (PNG).")] = None,
+    heads: Annotated[
+        bool, typer.Option("--heads", help="Find the model's retrieval heads instead; a profile in OUT keeps the rest.")
+    ] = False,
 ) -> None:
     """Measure how long each region is attended to, per context length, and write it to a profile file.
 
-    Load it with MemDecayConfig.from_profile(FILE).
+    Load it with MemDecayConfig.from_profile(FILE). With --heads: find the heads by which evicted pages are recalled;
+    they are written to the profile and kept in the user's cache, where an engine looks for them.
     """
     from rich.console import Console
 
@@ -42,13 +50,55 @@ def calibrate(
         unit=unit,
     )
     console = Console(stderr=True, highlight=False)
+    if heads:
+        if traces:
+            raise ConfigError(
+                where="--traces", rule="retrieval heads are found by planted facts", remedy="Leave --traces out."
+            )
+        _find_heads(model, out, unit, console)
+        return
     result = with_progress(console, lambda show: run_calibration(options, show))
-    result.profile.save(out)
+    kept = _profile_in(out, result.profile.model)
+    result.profile.model_copy(update={"retrieval_heads": kept.retrieval_heads if kept else None}).save(out)
     if figure is not None:
         draw_lifetimes(result.lifetimes[-1], figure)
     _print(result, Console(highlight=False))
     for line in result.refused[:10]:
         console.print(f"left out: {line}", soft_wrap=True, markup=False)
+    console.print(f"wrote {out}")
+
+
+def _profile_in(out: Path, model: str) -> ProfileFile | None:
+    """What a file that will be written holds now; only what it says of the same model is kept."""
+    from memdecay_agents.calibration import ProfileFile
+
+    try:
+        profile = ProfileFile.load(out)
+    except ConfigError:
+        return None
+    return profile if profile.model == model else None
+
+
+def _find_heads(model: str | None, out: Path, unit: ClockUnit, console) -> None:  # type: ignore[no-untyped-def]
+    from memdecay_adapters.commands.evaluate import with_progress
+    from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
+    from memdecay_adapters.recall.calibrating import HeadCalibration, calibrate_heads
+    from memdecay_adapters.recall.heads_for import kept_path
+    from memdecay_agents.calibration import ProfileFile
+
+    name = model or DEFAULT_MODEL_NAME
+    profile = _profile_in(out, name)
+    options = HeadCalibration()
+    console.print(f"{name}: {options.cost()}", soft_wrap=True, markup=False)
+    found = with_progress(console, lambda show: calibrate_heads(model, options, show))
+    if (kept := kept_path(resolve_model(model))) is not None:
+        found.save(kept)
+    if profile is None:
+        profile = ProfileFile(model=name, clock_unit=unit, retrieval_heads=found)
+    profile.model_copy(update={"retrieval_heads": found}).save(out)
+    shares = ", ".join(f"{share:.0%} in the first {k}" for k, share in found.recall_at.items())
+    console.print("retrieval heads (layer.kv_head): " + ", ".join(f"{h.layer}.{h.kv_head}" for h in found.heads))
+    console.print(f"whole facts by evidence, {found.questions} questions of other traces: {shares} pages")
     console.print(f"wrote {out}")
 
 
