@@ -16,6 +16,7 @@ from memdecay_agents._validation import first_problem
 from memdecay_agents.agent_budgets import AgentBudget, FixedBudget
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import BudgetError, HintsError
+from memdecay_agents.recall.wishes import RecallWish
 from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span, SpanFlag, check_partition, merge_adjacent
 
@@ -78,6 +79,12 @@ class RequestHints(BaseModel):
     output_region: _Region = "scratchpad"
     """Region of the tokens that this turn generates."""
 
+    recall: RecallWish | None = None
+    """What this turn needs of the pages that left the device: they come back from host memory before it begins."""
+
+    needs_next: RecallWish | None = None
+    """The same for the session's next turn."""
+
     @_model_validator(mode="wrap")
     @classmethod
     def _own_errors(cls, data: Any, handler: ModelWrapValidatorHandler[RequestHints]) -> RequestHints:
@@ -92,6 +99,15 @@ class RequestHints(BaseModel):
         if hints.budget is not None and hints.budget_tokens is not None:
             raise _error("hints.budget", "given beside budget_tokens")
         return hints
+
+    @field_validator("recall", "needs_next", mode="before")
+    @classmethod
+    def _read_wish(cls, wish: Any) -> Any:
+        if wish is None or isinstance(wish, RecallWish):
+            return wish
+        if not isinstance(wish, Mapping):
+            raise ValueError('should be a mapping {"regions": [...], "tokens": [[start, end], ...]}')
+        return RecallWish.model_validate(dict(wish), strict=False)
 
     @field_validator("pins", mode="before")
     @classmethod
@@ -130,8 +146,11 @@ class RequestHints(BaseModel):
         message["pins"] = list(self.pins)
         if self.budget is not None:
             message["budget"] = self.budget.model_dump(mode="json")
+        for name in ("recall", "needs_next"):
+            if (wish := getattr(self, name)) is not None:
+                message[name] = wish.to_json()
         # younger keys are left out at their defaults, so that a reader that does not know them takes the message
-        for name in ("budget", "rewind", "output_region"):
+        for name in ("budget", "rewind", "output_region", "recall", "needs_next"):
             if getattr(self, name) == RequestHints.model_fields[name].default:
                 del message[name]
         message["spans"] = [[span.start, span.end, span.region, int(span.flags)] for span in merge_adjacent(self.spans)]
@@ -160,11 +179,15 @@ class RequestHints(BaseModel):
 
         Raises:
             SpanError: the spans do not partition [base, n_prompt_tokens).
-            RegionError: a pin or the output region is unknown.
+            RegionError: a pin, the output region or a region to recall is unknown.
+            HintsError: a wish for recall that names nothing.
         """
         check_partition(self.spans, self.base, n_prompt_tokens, config.region_names)
         for region in (*self.pins, self.output_region):
             config.region_index(region)
+        for name in ("recall", "needs_next"):
+            if (wish := getattr(self, name)) is not None:
+                wish.check(f"hints.{name}", config)
 
 
 def _error(where: str, rule: str) -> HintsError:

@@ -1,6 +1,7 @@
 """Every page's life, by session, and the check that it adds up.
 
     (absent) --allocated--> held --evict--> evicted          history, with its entry
+                             |   <-restored--                from host memory, with its entry
                              |   --released/closed--> (absent)
 
 Nothing here raises while the engine runs: what does not fit is kept as a fault, and ``check_integrity`` tells.
@@ -25,6 +26,7 @@ class LedgerSummary:
     """Totals of one session, or of all; counts are pages unless they say otherwise."""
 
     allocated: int = 0
+    """Pages that came to be held, those that came back from host memory among them."""
     held: int = 0
     evicted: int = 0
     """Pages chosen and freed while their session lived."""
@@ -32,6 +34,8 @@ class LedgerSummary:
     """Pages freed with their session, by a preemption, or by a rewind."""
     freed_pinned: int = 0
     """Pinned pages among the evicted; anything but 0 is a fault."""
+    restored: int = 0
+    """Evicted pages that came back from host memory; each may be evicted again."""
     evicted_by_region: dict[str, int] = field(default_factory=dict)
     evicted_tokens_by_region: dict[str, int] = field(default_factory=dict)
     evicted_by_reason: dict[str, int] = field(default_factory=dict)
@@ -44,6 +48,7 @@ class _Account:
     n_allocated: int = 0
     n_evicted: int = 0
     n_released: int = 0
+    n_restored: int = 0
     freed_pinned: int = 0
     by_region: Counter[str] = field(default_factory=Counter)
     tokens_by_region: Counter[str] = field(default_factory=Counter)
@@ -54,6 +59,7 @@ class _Account:
         self.n_allocated += other.n_allocated
         self.n_evicted += other.n_evicted
         self.n_released += other.n_released
+        self.n_restored += other.n_restored
         self.freed_pinned += other.freed_pinned
         self.by_region += other.by_region
         self.tokens_by_region += other.tokens_by_region
@@ -108,6 +114,17 @@ class Ledger:
         account.by_reason[entry.reason.value] += 1
         self._entries.append(entry)
 
+    def restored(self, entry: LedgerEntry) -> None:
+        """An evicted page came back from host memory."""
+        account = self._accounts.setdefault(entry.session, _Account())
+        if entry.page not in account.evicted:
+            self._fault(entry.session, entry.page, "came back and was never evicted")
+        account.evicted.discard(entry.page)
+        account.held.add(entry.page)
+        account.n_allocated += 1
+        account.n_restored += 1
+        self._entries.append(entry)
+
     def rewound(self, session: str, first_page: int) -> None:
         """The session gave back every page from ``first_page`` on; they may be allocated anew."""
         account = self._accounts.setdefault(session, _Account())
@@ -138,11 +155,11 @@ class Ledger:
 
     def entries(self, session: str | None = None, *, request_id: str | None = None) -> list[LedgerEntry]:
         """Evictions, oldest first, of one session or request or of all."""
-        return [
-            entry
-            for entry in self._entries
-            if session in (None, entry.session) and request_id in (None, entry.request_id)
-        ]
+        return [entry for entry in self._of(session, request_id) if entry.reason is not EvictionReason.swapped_in]
+
+    def returns(self, session: str | None = None, *, request_id: str | None = None) -> list[LedgerEntry]:
+        """Pages that came back from host memory, oldest first, of one session or request or of all."""
+        return [entry for entry in self._of(session, request_id) if entry.reason is EvictionReason.swapped_in]
 
     def sessions(self) -> tuple[str, ...]:
         """Keys of the sessions that have an account."""
@@ -162,6 +179,7 @@ class Ledger:
             evicted=sum(account.n_evicted for account in accounts),
             released=sum(account.n_released for account in accounts),
             freed_pinned=sum(account.freed_pinned for account in accounts),
+            restored=sum(account.n_restored for account in accounts),
             evicted_by_region=_total(account.by_region for account in accounts),
             evicted_tokens_by_region=_total(account.tokens_by_region for account in accounts),
             evicted_by_reason=_total(account.by_reason for account in accounts),
@@ -186,10 +204,11 @@ class Ledger:
                     f"session '{session}': {account.n_allocated} pages allocated, but {len(account.held)} held + "
                     f"{account.n_evicted} evicted + {account.n_released} released = {balance}"
                 )
-        n_evicted = self.summary().evicted
-        n_expected = n_evicted if self._entries.maxlen is None else min(n_evicted, self._entries.maxlen)
+        totals = self.summary()
+        n_moved = totals.evicted + totals.restored
+        n_expected = n_moved if self._entries.maxlen is None else min(n_moved, self._entries.maxlen)
         if len(self._entries) != n_expected:
-            faults.append(f"{len(self._entries)} entries for {n_evicted} evictions: entries are missing")
+            faults.append(f"{len(self._entries)} entries for {n_moved} evictions and returns: entries are missing")
         if held_by_session is not None:
             for session in sorted({*self._accounts, *held_by_session}):
                 faults.extend(self._compare(session, set(held_by_session.get(session, ()))))
@@ -212,6 +231,13 @@ class Ledger:
             LedgerError: a line is no entry.
         """
         return read_jsonl(path)
+
+    def _of(self, session: str | None, request_id: str | None) -> Iterable[LedgerEntry]:
+        return (
+            entry
+            for entry in self._entries
+            if session in (None, entry.session) and request_id in (None, entry.request_id)
+        )
 
     def _compare(self, session: str, truly_held: set[int]) -> Iterable[str]:
         held = self.held_pages(session)

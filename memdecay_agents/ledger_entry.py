@@ -1,4 +1,4 @@
-"""One evicted page: what it was, when and why it went. Written as one JSON object a line."""
+"""One page that went or came back: what it was, when and why. Written as one JSON object a line."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ class EvictionReason(StrEnum):
     """Something newer replaced the page's tokens."""
     closed = "closed"
     """The session ended, was aborted, or lost its cache to a preemption."""
+    swapped_out = "swapped_out"
+    """The page made way for one that came back from host memory."""
+    swapped_in = "swapped_in"
+    """No eviction: the page came back from host memory."""
 
 
 class LedgerEntry(BaseModel):
-    """One page that was freed."""
+    """One page that was freed, or (``swapped_in``) came back."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

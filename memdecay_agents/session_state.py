@@ -12,6 +12,7 @@ The engine's loop, in its own words:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -69,6 +70,8 @@ class SessionState:
         """Most pages ever held after a plan was made, the step's new ones included."""
         self.budget_bound = False
         """Whether the budget ever asked for an eviction: a budget that never bound changed nothing."""
+        self.kept_pages: frozenset[int] = frozenset()
+        """Pages that came back, or were asked for, for this turn: protected until the next one begins."""
         self._view: PageView | None = None
 
     @property
@@ -113,6 +116,7 @@ class SessionState:
         self.agent = hints.agent or self.agent
         self.budget = hints.agent_budget(self.config)
         self.share_pages = None
+        self.kept_pages = frozenset()
         self.tokens.output_region = hints.output_region
         self.tokens.extend(n_prompt_tokens - hints.base, spans=hints.spans)
         self.tokens.set_pins(hints.pins)
@@ -157,7 +161,11 @@ class SessionState:
 
     def view(self, processed_tokens: int, held_pages: IndexArray | Sequence[int]) -> PageView:
         """The held pages as the policy sees them."""
-        return build_page_view(self.tokens, held_pages, processed_tokens, self.config, session_key=self.draw_key)
+        view = build_page_view(self.tokens, held_pages, processed_tokens, self.config, session_key=self.draw_key)
+        if not self.kept_pages:
+            return view
+        kept = np.isin(view.page_index, np.fromiter(self.kept_pages, dtype=np.int64))
+        return replace(view, protected=view.protected | kept, evictable=view.evictable & ~kept)
 
     def plan(
         self,
@@ -236,3 +244,13 @@ class SessionState:
             self.ledger.evict(entry)
             entries.append(entry)
         return entries
+
+    def restore(self, entries: Sequence[LedgerEntry]) -> None:
+        """Book pages that came back from host memory; the caller has put them into the row.
+
+        Args:
+            entries: with the reason ``swapped_in``; of pages of this session that were evicted.
+        """
+        for entry in entries:
+            self.ledger.restored(entry)
+        self._view = None

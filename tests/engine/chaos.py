@@ -18,7 +18,7 @@ from memdecay_adapters.engine import MemDecayEngine
 from memdecay_agents import ContextFraction, FixedBudget, PoolShare
 from memdecay_agents.errors import MemDecayError
 from tests.engine.chaos_engine import BALLAST, PAGE, POOL_PAGES, manager_of
-from tests.engine.conversations import Conversation
+from tests.engine.conversations import REGIONS, Conversation
 from tests.engine.invariants import Invariants
 from tests.engine.oracle import Oracle
 from tests.engine.stepped import SteppedEngine
@@ -57,6 +57,7 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
     "shrink_pool": {"pages": (1, POOL_PAGES)},
     "grow_pool": {},
     "close_sessions": {"thread": (0, 3), "tenant": (0, 2)},
+    "recall": {"which": (0, 99), "region": (0, 5), "first_percent": (0, 99)},
     "steps": {"most": (1, 16)},
     "finish_all": {},
 }  # fmt: skip
@@ -64,6 +65,7 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
 FREQUENCY: dict[str, int] = {
     "steps": 24, "append": 10, "add": 6, "rewind": 4, "fork": 2, "share": 6, "abort": 2,
     "preempt": 2, "shrink_pool": 2, "grow_pool": 1, "close_sessions": 1, "finish_all": 1,
+    "recall": 3,
 }  # fmt: skip
 """How often a seeded run does each operation, among those that are enabled."""
 
@@ -122,6 +124,8 @@ class Chaos:
             return bool(self.conversations) and len(self.live) < MOST_LIVE_REQUESTS
         if name == "add":
             return len(self.live) < MOST_LIVE_REQUESTS
+        if name == "recall":
+            return self.engine.host_tier is not None and bool(self.conversations)
         if name == "grow_pool":
             return self._ballast_pages > 0
         if name == "close_sessions":
@@ -220,6 +224,16 @@ class Chaos:
         self._submitted_at_close = self.counts["submitted"]
         self.engine.close_sessions(
             f"thread-{thread}" if thread < 3 else None, tenant=f"tenant-{tenant}" if tenant < 2 else None
+        )
+
+    def recall(self, which: int, region: int, first_percent: int) -> None:
+        """Ask for a region, or from some token on for all, of a conversation's sessions."""
+        conversation = self._conversation(which)
+        length = len(conversation.tokens)
+        by_region = {"region": REGIONS[region]} if first_percent % 2 else {}
+        tokens = range(length * first_percent // 100, length)
+        self.counts["recalled_sessions"] += self.engine.recall(
+            conversation.thread, tenant=conversation.tenant, **(by_region or {"tokens": tokens})
         )
 
     def steps(self, most: int) -> None:

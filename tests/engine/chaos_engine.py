@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from memdecay_adapters.engine import MemDecayEngine
+from memdecay_adapters.engine import HostTier, MemDecayEngine, Recall
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.ledger import Ledger
+from memdecay_agents.recall import RetrievalHead
 
 PAGE = 16
 """Tokens."""
@@ -19,7 +20,19 @@ BALLAST = "ballast"
 """A row that holds blocks and belongs to no request: a smaller pool."""
 
 
-def chaos_engine(model_folder: str) -> MemDecayEngine:
+HOST_PAGES = 90
+"""Pages of the host tier: fewer than many conversations want, so that it is full."""
+PAGE_BYTES = 2 * PAGE * 2 * 2 * 64 * 4
+"""Two layers, keys and values of two heads of 64 float32 numbers."""
+TIER = HostTier(
+    max_bytes=HOST_PAGES * PAGE_BYTES,
+    max_bytes_per_agent=HOST_PAGES * PAGE_BYTES // 2,
+    checksum=True,
+    recall=Recall(max_pages=3, query_tokens=8, heads=(RetrievalHead(1, 0), RetrievalHead(0, 1))),
+)
+
+
+def chaos_engine(model_folder: str, host_tier: HostTier | None = None) -> MemDecayEngine:
     """The engine that chaos is made for: 63 pages, chunks of 64 tokens, every integrity check on."""
     return MemDecayEngine(
         model_folder,
@@ -31,6 +44,7 @@ def chaos_engine(model_folder: str) -> MemDecayEngine:
             "num_gpu_blocks_override": POOL_PAGES + 1,
         },
         check_integrity=True,
+        host_tier=host_tier,
     )
 
 
@@ -51,3 +65,16 @@ def manager_of(scheduler: Any) -> Any:
 def public_id(request_id: str) -> str:
     """The engine's own id of a request, without vLLM's random ending."""
     return request_id.rsplit("-", 1)[0]
+
+
+def worker_of(internals: Any) -> Any:
+    """The worker of an engine in this process."""
+    return internals.core.model_executor.driver_worker.worker
+
+
+def host_pages_of(controller: Any, request_id: str) -> frozenset[int]:
+    """Pages of a request's session that have a copy in the host tier."""
+    found = controller.with_state(request_id)
+    if controller.tier is None or found is None:
+        return frozenset()
+    return frozenset(controller.tier.catalogue.of(found[1].key))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from memdecay_agents import AgentBudget, RequestHints
+from memdecay_agents.recall.wishes import RecallWish
 from memdecay_agents.spans import Span, SpanFlag, clip
 from tests.engine.random_llama import VOCABULARY
 
@@ -92,7 +93,10 @@ class Conversation:
         """The hints of the whole conversation as a prompt."""
         if not self.hinted:
             return None
+        wish = RecallWish(regions=("retrieval", "tool_out"), tokens=((0, len(self.tokens) // 2 + 1),))
+        asks = len(self.tokens) % 8  # now and then, and always the same for the same conversation
         return RequestHints(
+            recall=wish if asks == 1 else None, needs_next=wish if asks == 2 else None,
             tenant=self.tenant, session=self.thread, agent=self.agent, budget=self.budget, rewind=self.rewinds,
             pins=self.pins, spans=tuple(self.spans), output_region=OUTPUT_REGION,
         )  # fmt: skip

@@ -8,10 +8,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from memdecay_agents import MemDecayConfig, PoolShare
 from memdecay_agents.spans import flags_of_tokens, regions_of_tokens
-from tests.engine.chaos_engine import BALLAST, CHUNK_TOKENS, GUARANTEED_PAGES, PAGE, manager_of, public_id
+from tests.engine.chaos_engine import (
+    BALLAST,
+    CHUNK_TOKENS,
+    GUARANTEED_PAGES,
+    HOST_PAGES,
+    PAGE,
+    host_pages_of,
+    manager_of,
+    public_id,
+    worker_of,
+)  # fmt: skip
 from tests.engine.oracle import Oracle
 from tests.engine.sight import Sight
 from tests.engine.submitted import Life, Submitted
@@ -54,7 +65,7 @@ class Invariants:
         controller.check_integrity(held)
         totals = controller.ledger.summary()
         assert totals.freed_pinned == 0
-        assert set(totals.evicted_by_reason) <= {"over_budget", "pool_pressure"}
+        assert set(totals.evicted_by_reason) <= {"over_budget", "pool_pressure", "swapped_out"}
         reserved = controller.admission.reservations()
         budgets = [tracked.budget for name, _ in reserved if (tracked := controller._requests.get(name)) is not None]
         if len(reserved) > 1 and any(budget is not None for budget in budgets):
@@ -65,6 +76,8 @@ class Invariants:
             budget_pages = submitted.budget_pages(max(len(session.token_ids) + 1, len(submitted.prompt)))
             assert len(session.blocks) == -(-len(session.token_ids) // PAGE)
             assert budget_pages is None or len(session.held_pages) <= budget_pages, "an idle session above its budget"
+        if controller.tier is not None:
+            self._check_tier(internals)
         self._check_sharing(
             [
                 *((self.live[public_id(name)].tenant, row, scheduler.requests[name].all_token_ids)
@@ -120,12 +133,14 @@ class Invariants:
             if request.num_computed_tokens == request.num_tokens:
                 life.sampled.append(request.num_tokens - 1)
             clean = life.sight.clean_tokens
+            host_pages = host_pages_of(controller, request_id)
             for page, block in enumerate(row):
                 end = (page + 1) * PAGE
                 if block.block_hash is not None:
                     assert clean is None or end <= clean, f"page {page} is published and saw a context with holes"
                 elif not block.is_null:
                     private = end > computed_before or (clean is not None and end > clean)
+                    private = private or page in host_pages
                     assert private, f"page {page} is complete and was not published"
 
     @staticmethod
@@ -154,10 +169,44 @@ class Invariants:
                 self._check_labels(submitted, tracked.state.tokens, controller.config)
             self.begun["continued"] += bool(tracked is not None and tracked.continued_tokens)
             self.begun["prefix_hits"] += bool(computed_before and not (tracked and tracked.continued_tokens))
-        assert lives[-1].sight.end == computed_before
+        life = lives[-1]
+        if computed_before < life.sight.end and tracked is not None and life.sampled == [request.num_tokens - 1]:
+            # the prompt is computed again with the pages that came back; what was sampled from it does not count
+            assert tracked.recall.recalled
+            assert computed_before >= tracked.continued_tokens
+            life.sight.stretches, life.sampled = life.sight.truncated(computed_before).stretches, []
+            self.begun["reruns"] += 1
+        assert life.sight.end == computed_before
         if tracked is not None:
             self._known[tracked.state] = (lives[-1].sight, submitted)
         return lives[-1]
+
+    def _check_tier(self, internals: Any) -> None:
+        """The tier is within its bounds, belongs to sessions that there are, and holds what the device holds."""
+        controller, scheduler = internals.controller, internals.scheduler
+        book = controller.tier
+        pages = list(book.catalogue)
+        assert len(pages) == len(book.catalogue) <= HOST_PAGES
+        assert len({page.slot for page in pages}) == len(pages)
+        assert all(count <= HOST_PAGES // 2 for count in book.catalogue.agents().values())
+        rows = {session.state.key: (session.home.tenant, session.blocks) for session in controller.sessions}
+        for name, tracked, state in controller.running():
+            rows[state.key] = tracked.home.tenant, manager_of(scheduler).req_to_blocks.get(name, [])
+        pending = bool(book._copies)
+        store = worker_of(internals)._tier.store
+        caches = worker_of(internals)._tier._layers
+        for page in pages:
+            assert page.session in rows, "the tier keeps a page of a session that is gone"
+            tenant, row = rows[page.session]
+            assert page.agent[0] == tenant
+            if page.page < len(row):
+                assert row[page.page].is_null != page.resident
+            else:
+                raise AssertionError("the tier keeps a page that the session does not have")
+            if page.resident and not pending:
+                self.begun["compared_pages"] += 1
+                device = torch.stack([cache[row[page.page].block_id] for cache in caches])
+                assert torch.equal(store.page(page.slot), device), "a page that came back is not what left"
 
     @staticmethod
     def _check_labels(submitted: Submitted, tokens: Any, config: MemDecayConfig) -> None:

@@ -16,6 +16,7 @@ connector           the two-way channel between scheduler and worker; step_messa
 worker, worker_rows the worker: null evicted pages before the forward pass; worker_base is shared with gpu_worker
 platform_parts      CPU or CUDA; gpu_worker, worker_rows_v2 and flash_backend are not run on a GPU
 cpu_backend         attention over the retained pages; observer and cpu_key_layout measure its mass
+tier                evicted pages in host memory, and how they come back
 integrity           invariants, checked at every step when asked
 """
 
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
     from memdecay_adapters.engine.results import GenerationChunk, GenerationResult, RetentionSummary
     from memdecay_adapters.engine.shared import shared_engine
     from memdecay_adapters.engine.stream import RequestStream
+    from memdecay_adapters.engine.tier import HostTier, Recall
 
 _HOME = {
     "GenerationChunk": "results",
     "GenerationResult": "results",
+    "HostTier": "tier",
     "MemDecayEngine": "engine",
+    "Recall": "tier",
     "RequestStream": "stream",
     "RetentionSummary": "results",
     "shared_engine": "shared",
@@ -43,7 +47,9 @@ _HOME = {
 __all__ = [
     "GenerationChunk",
     "GenerationResult",
+    "HostTier",
     "MemDecayEngine",
+    "Recall",
     "RequestStream",
     "RetentionSummary",
     "shared_engine",

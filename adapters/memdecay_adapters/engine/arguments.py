@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from memdecay_adapters.engine.complete import CONNECTOR
 from memdecay_adapters.engine.platform_parts import usable_parts
 from memdecay_adapters.engine.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
+from memdecay_adapters.engine.tier.support import SCHEDULER
 from memdecay_agents.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -78,6 +79,13 @@ def build_engine_args(model: str, settings: EngineSettings, engine_args: Mapping
             remedy="Pass these settings as MemDecayConfig.",
         )
     ours = our_arguments(settings)
+    if "scheduler_cls" in ours and "scheduler_cls" in arguments:
+        raise ConfigError(
+            where="engine_args['scheduler_cls']",
+            rule="recall by evidence needs the scheduler that this engine sets",
+            remedy="Leave it out, or set HostTier(recall=None).",
+        )
+    arguments = {name: value for name, value in arguments.items() if name not in ours}
     ours["additional_config"] = {**additional, **ours["additional_config"]}
     with own_errors(model):
         ours["kv_transfer_config"] = KVTransferConfig(**ours["kv_transfer_config"])
@@ -90,7 +98,10 @@ def our_arguments(settings: EngineSettings) -> dict[str, Any]:
     Raises:
         UnsupportedError: a platform that is not served, or CUDA without the user's word.
     """
+    tier = settings.host_tier
+    recall = {} if tier is None or tier.recall is None else {"scheduler_cls": SCHEDULER, "async_scheduling": False}
     return {
+        **recall,
         "worker_cls": usable_parts(allow_untested_gpu=settings.allow_untested_gpu).worker_cls,
         "kv_transfer_config": {
             "kv_connector": CONNECTOR,

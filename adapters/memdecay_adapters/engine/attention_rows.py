@@ -5,13 +5,14 @@ All tensors here are on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from memdecay_adapters.engine.integrity import check_worker_rows
 from memdecay_adapters.engine.observer import KeyNorms, ObservedRows, StepObserver
+from memdecay_adapters.engine.tier.queries import QueryTails
 from memdecay_kernels import CompactTable, MassPlan
 
 
@@ -55,6 +56,20 @@ def rows_to_observe(
     )
     observer.watch(observed)
     return observed
+
+
+def queries_to_keep(observer: StepObserver, query_start: Callable[[], Sequence[int]]) -> QueryTails | None:
+    """Where this step's layers put their queries; None: none are wanted.
+
+    Args:
+        observer: the worker's.
+        query_start: see `rows_to_observe`; called if it is needed.
+    """
+    tier = observer.directions.tier
+    if observer.queries is None or tier is None or not tier.windows:
+        return None
+    observer.queries.begin(tier.windows, observer.request_ids(), query_start())
+    return observer.queries
 
 
 def _norms_wanted(

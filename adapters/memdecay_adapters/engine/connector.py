@@ -27,6 +27,10 @@ from memdecay_adapters.engine.metrics import EventDeltas, ServedMetrics
 from memdecay_adapters.engine.observer import StepObserver
 from memdecay_adapters.engine.pressure import PoolPressure
 from memdecay_adapters.engine.step_messages import AttentionReport, StepDirections
+from memdecay_adapters.engine.tier.book import TierBook
+from memdecay_adapters.engine.tier.support import check_tier_supported
+from memdecay_adapters.engine.tier.swaps import Swaps
+from memdecay_adapters.engine.tier.worker_tier import WorkerTier
 from memdecay_agents.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -49,10 +53,14 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = check_complete(vllm_config)
+        check_tier_supported(vllm_config, self._settings)
+        self._kv_cache_config = kv_cache_config
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
         self._chunk_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._observer: StepObserver | None = None
         self._controller: EvictionController | None = None
+        self._swaps: Swaps | None = None
+        self._worker_tier: WorkerTier | None = None
         self._reported: dict[tuple[str, tuple[str, ...]], int] = {}
 
     @property
@@ -60,6 +68,12 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         """The scheduler side's controller; it exists once the cache manager was met."""
         assert self._controller is not None
         return self._controller
+
+    @property
+    def swaps(self) -> Swaps:
+        """The scheduler side's swaps; they exist where there is a host tier, once the cache manager was met."""
+        assert self._swaps is not None
+        return self._swaps
 
     # ---- scheduler side
 
@@ -84,6 +98,13 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         self.manager.controller = self.controller
         MemDecayManager.chunk_pages = self.controller.chunk_pages
         self.manager.pressure = PoolPressure(self.controller, self.manager)
+        if self._settings.host_tier is not None:
+            assert self._kv_cache_config is not None
+            group = self._kv_cache_config.kv_cache_groups[0]
+            page_bytes = group.kv_cache_spec.page_size_bytes * len(group.layer_names) * self._ranks
+            book = TierBook(self._settings.host_tier, page_bytes, self.controller.events)
+            self.controller.tier, self.controller.row_of = book, self.manager.row
+            self._swaps = self.manager.swaps = Swaps(self.controller, self.manager, book, self._chunk_tokens)
         install_core_methods()
 
     def on_new_request(self, request: Request) -> None:
@@ -102,7 +123,10 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """This step's directions for the worker."""
-        directions = StepDirections(*self.controller.step(scheduler_output.num_scheduled_tokens))
+        tier = None if self._swaps is None else self._swaps.directions(scheduler_output.num_scheduled_tokens)
+        directions = StepDirections(*self.controller.step(scheduler_output.num_scheduled_tokens), tier=tier)
+        if self._swaps is not None:
+            directions.restored = self.controller.take_restored()
         if self._settings.check_integrity:
             pool = self.manager.block_pool
             rows = dict(self.manager.req_to_blocks)
@@ -120,6 +144,8 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, AttentionReport):
             report.check_ranks(self._ranks)
+            if self._swaps is not None:
+                self._swaps.note_work(report.tier)
             for request_id, measured in report.by_request.items():
                 self.controller.observe(
                     request_id,
@@ -168,9 +194,18 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         """Meet the worker's observer."""
         self._observer = observer
 
+    def bind_tier(self, tier: WorkerTier) -> None:
+        """Meet the worker's tier."""
+        self._worker_tier = tier
+
     def build_connector_worker_meta(self) -> AttentionReport | None:
         """What this worker measured in the step."""
-        return self._observer.report() if self._observer is not None else None
+        report = self._observer.report() if self._observer is not None else None
+        found = self._worker_tier.report() if self._worker_tier is not None else None
+        if found is not None:
+            report = report or AttentionReport()
+            report.tier = found
+        return report
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Nothing is loaded."""

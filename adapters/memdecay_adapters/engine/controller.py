@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from memdecay_adapters.engine.block_rows import Block
 from memdecay_adapters.engine.events import BYPASSES, EVICTED_PAGES, EXPIRED_SESSIONS, SHORTFALLS, UNBOUND_BUDGETS
 from memdecay_adapters.engine.pool_shares import PoolShares
 from memdecay_adapters.engine.session_store import RetainedSession
@@ -41,6 +42,8 @@ class EvictionController(SessionTurns):
         self.shares = PoolShares(self.admission)
         self.lifetimes: Lifetimes | None = None
         """Collects attention by region and age where someone asked for it: sums only, no text and no token ids."""
+        self.row_of: Callable[[str], Sequence[Block]] = lambda request_id: ()
+        """A running request's row; bound to the cache manager."""
         self._unbound_noted = False
 
     # ---- asked by the cache manager
@@ -70,12 +73,19 @@ class EvictionController(SessionTurns):
         if tracked.request.is_finished():
             if not tracked.retains:
                 return ()
+            self._state_of(tracked).kept_pages = frozenset()
+        elif processed_tokens < tracked.recall.rerun_until:
+            return ()  # the turn is computed again with what it holds
         elif tracked.is_decoding(processed_tokens):
             needed_pages = max(processed_tokens // self.page_size_tokens + 1 - table_pages, 0)
         state = self._state_of(tracked)
         if tracked.budget.kind == "share":
             state.share_pages = self.shares.of(request_id, self._requests, self.page_size_tokens)
         plan = state.plan(processed_tokens, held_pages, needed_pages)
+        if plan.shortfall_pages and state.kept_pages:
+            state.kept_pages = frozenset()  # a budget goes before what was recalled, and before recalling
+            tracked.recall.decided = True
+            plan = state.plan(processed_tokens, held_pages, needed_pages)
         if plan.shortfall_pages > tracked.shortfall_pages:
             tracked.shortfall_pages = plan.shortfall_pages
             self.events.note(SHORTFALLS, state.agent, level=logging.WARNING, request=request_id,
@@ -99,33 +109,60 @@ class EvictionController(SessionTurns):
             The plan's pages; the caller frees them.
         """
         tracked = self._requests[request_id]
-        for entry in self._book(self._state_of(tracked), plan, request_id, reason):
+        for entry in self._book(self._state_of(tracked), plan, request_id, reason, self.row_of(request_id)):
             tracked.freed_by_region[entry.region] += 1
         if plan.pages:
             if tracked.clean_pages is None:
                 tracked.clean_pages = processed_tokens // self.page_size_tokens
             self._evicted_since_step.setdefault(request_id, []).extend(plan.pages)
+            if restored := self._restored_since_step.get(request_id):
+                for page in plan.pages:
+                    restored.pop(page, None)
         return plan.pages
 
     def book_idle(self, session: RetainedSession, plan: EvictionPlan, reason: EvictionReason) -> tuple[int, ...]:
         """Book an idle session's plan; see `book`."""
-        self._book(session.state, plan, "", reason)
+        self._book(session.state, plan, "", reason, session.blocks)
         if plan.pages and session.clean_pages is None:
             session.clean_pages = len(session.token_ids) // self.page_size_tokens
         return plan.pages
 
     def _book(
-        self, state: SessionState, plan: EvictionPlan, request_id: str, reason: EvictionReason
+        self,
+        state: SessionState,
+        plan: EvictionPlan,
+        request_id: str,
+        reason: EvictionReason,
+        row: Sequence[Block],
     ) -> list[LedgerEntry]:
         if plan.fault is not None:
             self.events.note(BYPASSES, "policy_fault", level=logging.ERROR, request=request_id, detail=plan.fault)
         self._refuse_pinned(state, plan.pages)
         entries = state.apply(plan, request_id=request_id, reason=reason)
+        if self.tier is not None:
+            self.tier.page_out(state, row, entries)
         by_region = Counter(entry.region for entry in entries)
         for region, pages in by_region.items():
             self.events.note(EVICTED_PAGES, state.agent, region, reason.value, by=pages, level=logging.DEBUG,
                              request=request_id, session=state.key)  # fmt: skip
         return entries
+
+    def note_restored(self, request_id: str, brought: Mapping[int, Block]) -> None:
+        """Pages came back into a running request's row: the worker learns of it with the next step."""
+        evicted = self._evicted_since_step.get(request_id, [])
+        self._evicted_since_step[request_id] = [page for page in evicted if page not in brought]
+        restored = self._restored_since_step.setdefault(request_id, {})
+        restored.update({page: block.block_id for page, block in brought.items()})
+
+    def take_restored(self) -> dict[str, dict[int, int]]:
+        """Pages that came back since the last step and are still there, with their blocks, by request id."""
+        restored, self._restored_since_step = self._restored_since_step, {}
+        return restored
+
+    def with_state(self, request_id: str) -> tuple[TrackedRequest, SessionState] | None:
+        """A request that has begun, and its session's state."""
+        tracked = self._requests.get(request_id)
+        return None if tracked is None or tracked.state is None else (tracked, tracked.state)
 
     def running(self) -> Iterator[tuple[str, TrackedRequest, SessionState]]:
         """Requests whose rows the worker knows: their id, what is remembered of them, their state."""
@@ -190,7 +227,10 @@ class EvictionController(SessionTurns):
                 continue
             tracked.in_worker = True
             computed = tracked.request.num_computed_tokens + tokens
-            self._state_of(tracked).on_computed(tokens, int(computed >= tracked.request.num_tokens))
+            if not tracked.recall.rerun_until:
+                self._state_of(tracked).on_computed(tokens, int(computed >= tracked.request.num_tokens))
+            elif computed >= tracked.recall.rerun_until:
+                tracked.recall.rerun_until = 0  # its positions and its token were counted when they first came
             if self.policy.uses_attention and (queries := tracked.queries_to_observe(tokens, self.config)):
                 observe[request_id] = queries
                 if self.policy.uses_key_norms:
@@ -208,8 +248,8 @@ class EvictionController(SessionTurns):
     ) -> None:
         """Take in measured attention and key norms; see `Observation`. A malformed one is counted, never raised."""
         tracked = self._requests.get(request_id)
-        if tracked is None or tracked.state is None:
-            return  # it ended, or was preempted, in the very step that measured it
+        if tracked is None or tracked.state is None or tracked.recall.rerun_until:
+            return  # it ended, or was preempted, in the step that measured it, or that is computed again
         try:
             observation = Observation(
                 token_index,

@@ -7,7 +7,6 @@ of them goes back to the caller and leaves the core alive.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from memdecay_adapters.engine.session_listing import list_sessions
@@ -64,7 +63,7 @@ def memdecay_take_summary(core: Any, request_id: str) -> dict[str, Any] | None:
     if running:
         core.abort_requests(running)
     summary = controller.take_summary_of(lambda name: _belongs(name, request_id))
-    return None if summary is None else asdict(summary)
+    return None if summary is None else summary.to_dict()
 
 
 def _belongs(internal_id: str, request_id: str) -> bool:

@@ -21,9 +21,10 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from memdecay_adapters.engine.attention_rows import check_step_rows, rows_to_observe
+from memdecay_adapters.engine.attention_rows import check_step_rows, queries_to_keep, rows_to_observe
 from memdecay_adapters.engine.cpu_key_layout import cpu_key_layout, packed_keys
 from memdecay_adapters.engine.observer import ObservedRows, StepObserver
+from memdecay_adapters.engine.tier.queries import QueryTails
 from memdecay_kernels import KeyLayout, compact_block_table
 
 PAGE_MULTIPLE_TOKENS = 16
@@ -35,6 +36,8 @@ class MemDecayCPUMetadata(CPUAttentionMetadata):
 
     observed_rows: ObservedRows | None = None
     observed_layers: frozenset[str] = frozenset()
+    queries: QueryTails | None = None
+    """Keeps queries for recall, where this step has some to keep."""
 
 
 class MemDecayCPUMetadataBuilder(CPUAttentionMetadataBuilder):
@@ -64,7 +67,10 @@ class MemDecayCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         stock = super().build(common_prefix_len, common, fast_build)
         query_start = common.query_start_loc.tolist() if self.observer.directions.observe else []
         rows = rows_to_observe(self.observer, table, query_start, self.block_size)
-        return MemDecayCPUMetadata(**vars(stock), observed_rows=rows, observed_layers=self.observed_layers)
+        queries = queries_to_keep(self.observer, common.query_start_loc.tolist)
+        return MemDecayCPUMetadata(
+            **vars(stock), observed_rows=rows, observed_layers=self.observed_layers, queries=queries
+        )
 
 
 class MemDecayCPUImpl(CPUAttentionBackendImpl):
@@ -84,11 +90,11 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
     ) -> torch.Tensor:
         """See the base class."""
         result = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-        if (
-            isinstance(attn_metadata, MemDecayCPUMetadata)
-            and attn_metadata.observed_rows is not None
-            and layer.layer_name in attn_metadata.observed_layers
-        ):
+        if not isinstance(attn_metadata, MemDecayCPUMetadata):
+            return result
+        if attn_metadata.queries is not None:
+            attn_metadata.queries.take(layer.layer_name, query)
+        if attn_metadata.observed_rows is not None and layer.layer_name in attn_metadata.observed_layers:
             if self._keys is None or self._keys.data_ptr() != kv_cache.data_ptr():
                 page_size, head_dim = kv_cache.shape[2], kv_cache.shape[3] // 2
                 self._keys = packed_keys(kv_cache)

@@ -17,6 +17,9 @@ from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.engine.results import GenerationResult
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.stream import RequestStream
+from memdecay_adapters.engine.tier.heads import with_heads
+from memdecay_adapters.engine.tier.settings import HostTier
+from memdecay_adapters.engine.tier.wishing import wish_for
 from memdecay_adapters.engine.validation import PoolShape, check_request, plain_hints
 from memdecay_adapters.engine.versions import require_supported_vllm
 from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
@@ -24,6 +27,7 @@ from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, EngineError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.ledger import Ledger
+from memdecay_agents.recall.wishes import RecallWish
 from memdecay_agents.regions import ClockUnit
 
 if TYPE_CHECKING:
@@ -62,6 +66,7 @@ class MemDecayEngine:
             `memdecay_adapters.engine.determinism` for what that takes. Requests are computed one after another.
         check_integrity: check the pool and every block-table row at each step.
         allow_untested_gpu: start on CUDA, where this code was never run; without it CUDA is refused.
+        host_tier: keep evicted pages in host memory and bring them back; None: what is evicted is gone.
 
     Raises:
         UnsupportedError: a vLLM version, model, backend or option that eviction would silently break.
@@ -86,6 +91,7 @@ class MemDecayEngine:
         deterministic: bool = False,
         check_integrity: bool = False,
         allow_untested_gpu: bool = False,
+        host_tier: HostTier | None = None,
     ) -> None:
         self.vllm_version = require_supported_vllm()
         self._pid = os.getpid()
@@ -126,7 +132,10 @@ class MemDecayEngine:
                 session_idle_seconds=session_idle_seconds,
                 check_integrity=check_integrity,
                 allow_untested_gpu=allow_untested_gpu,
+                host_tier=with_heads(host_tier, self.model_path),
             )
+            self.host_tier = settings.host_tier
+            """The host tier in force, with the retrieval heads that were chosen; None: there is none."""
             self._start(settings, arguments)
         except BaseException:
             self._closed = True
@@ -318,6 +327,50 @@ class MemDecayEngine:
         """
         self._check_usable()
         return self._thread.call(lambda: self._internals.controller.close_sessions(tenant, thread_id))
+
+    def recall(
+        self,
+        thread_id: str,
+        *,
+        message: str = "",
+        region: str = "",
+        tokens: range | None = None,
+        agent: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> int:
+        """Ask for pages that the next turn of a thread's sessions will need: they come back before it begins.
+
+        As many as the budget lets in. The same can be said in a request's hints: ``recall`` for the turn itself,
+        ``needs_next`` for the one after it.
+
+        Args:
+            thread_id: whose sessions.
+            message: text of a message in their history; the newest place counts.
+            region: all tokens of a region.
+            tokens: token indices, one after another.
+            agent: of this agent's path; None: of all of the thread's.
+            tenant: whose thread.
+
+        Returns:
+            In how many sessions there is something to bring back or keep.
+
+        Raises:
+            EngineError: the engine has no host tier, or nothing was named.
+            RegionError: an unknown region.
+        """
+        self._check_usable()
+        if self.host_tier is None or not (message or region or tokens):
+            raise EngineError(
+                where="recall",
+                rule="the engine has no host tier" if self.host_tier is None else "nothing is named to bring back",
+                remedy="Start it with MemDecayEngine(host_tier=HostTier(max_bytes=...)), and name a message, a region "
+                "or a range of tokens.",
+            )
+        wish = RecallWish(regions=(region,) if region else (), tokens=((tokens.start, tokens.stop),) if tokens else ())
+        if wish:
+            wish.check("recall", self.config)
+        ids = self.tokenizer.encode(message, add_special_tokens=False) if message else []
+        return self._thread.call(lambda: wish_for(self._internals.controller, tenant, thread_id, agent, wish, ids))
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes of ended requests, and all idle sessions."""

@@ -64,12 +64,29 @@ TURNS = CounterSpec("memdecay_turns", "Requests with regions that ended.", ("age
 UNBOUND_BUDGETS = CounterSpec(
     "memdecay_unbound_budgets", "Agents whose budget never asked for an eviction, found at shut-down.", ("agent",)
 )
+RECALLS = CounterSpec(
+    "memdecay_recalls",
+    "Turns that asked for pages in host memory, by outcome.",
+    ("agent", "cause", "outcome"),
+)
+RECALLED_PAGES = CounterSpec("memdecay_recalled_pages", "Pages that came back from host memory.", ("agent", "cause"))
+DROPPED_HOST_PAGES = CounterSpec(
+    "memdecay_dropped_host_pages", "Evicted pages that the host tier has no room for any more.", ("agent",)
+)
+HOST_COPIED_BYTES = CounterSpec(
+    "memdecay_host_copied_bytes", "Bytes copied between device and host tier.", ("direction",)
+)
+HOST_MICROSECONDS = CounterSpec(
+    "memdecay_host_tier_microseconds", "Time of the host tier's work in the slowest worker.", ("work",)
+)
+TIER_COUNTERS = (RECALLS, RECALLED_PAGES, DROPPED_HOST_PAGES, HOST_COPIED_BYTES, HOST_MICROSECONDS)
+"""Shown only where there is a host tier."""
 
 COUNTERS: Mapping[str, CounterSpec] = {
     spec.name: spec
     for spec in (
         EVICTED_PAGES, BYPASSES, CONTINUED_TOKENS, DIVERGENCES, ADMISSION_WAITS, ADMISSION_REFUSALS, SHRUNK_PAGES,
-        PARKED_SESSIONS, EXPIRED_SESSIONS, PREEMPTIONS, SHORTFALLS, TURNS, UNBOUND_BUDGETS,
+        PARKED_SESSIONS, EXPIRED_SESSIONS, PREEMPTIONS, SHORTFALLS, TURNS, UNBOUND_BUDGETS, *TIER_COUNTERS,
     )
 }  # fmt: skip
 """All counters by name."""

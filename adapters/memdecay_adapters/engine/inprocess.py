@@ -37,6 +37,10 @@ class PoolStats:
     """Guaranteed to running requests."""
     waiting_requests: int
     """Requests that wait because guarantees fill the pool."""
+    host_pages: int = 0
+    """Pages in the host tier, also copies of pages that came back."""
+    host_bytes: int | None = None
+    """Their bytes, over all ranks; None: there is no tier."""
 
     @property
     def held_pages(self) -> int:
@@ -55,6 +59,7 @@ class EngineInternals:
                 rule="it runs in another process",
                 remedy="Unset VLLM_ENABLE_V1_MULTIPROCESSING: the embedded engine runs in this process.",
             )
+        self.core = core
         self.scheduler: Scheduler = core.scheduler
         connector = self.scheduler.connector
         if not isinstance(connector, MemDecayConnector):
@@ -68,6 +73,8 @@ class EngineInternals:
     def pool_stats(self) -> PoolStats:
         """The block pool now; call it on the engine thread."""
         pool = self.scheduler.kv_cache_manager.block_pool
+        tier = self.controller.tier
+        host_pages = 0 if tier is None else len(tier.catalogue)
         return PoolStats(
             total_pages=pool.num_gpu_blocks - 1,
             free_pages=pool.get_num_free_blocks(),
@@ -76,4 +83,6 @@ class EngineInternals:
             parked_sessions=self.controller.events.total(PARKED_SESSIONS),
             reserved_pages=self.controller.admission.reserved_pages,
             waiting_requests=self.controller.admission.waiting_requests,
+            host_pages=host_pages,
+            host_bytes=None if tier is None else host_pages * tier.page_bytes,
         )

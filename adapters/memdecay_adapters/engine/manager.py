@@ -20,6 +20,7 @@ from memdecay_adapters.engine.block_rows import Block, held_pages
 from memdecay_adapters.engine.controller import EvictionController
 from memdecay_adapters.engine.events import EXPIRED_SESSIONS
 from memdecay_adapters.engine.pressure import PoolPressure
+from memdecay_adapters.engine.tier.swaps import Swaps
 
 
 class MemDecayManager(FullAttentionManager):
@@ -31,6 +32,8 @@ class MemDecayManager(FullAttentionManager):
     """Pages of one engine step's tokens; set when an engine core starts, of which a process has one."""
     pressure: PoolPressure | None = None
     """Makes room when pages run out; bound together with the controller."""
+    swaps: Swaps | None = None
+    """Brings pages back from host memory, where there is a tier; bound together with the controller."""
 
     @classmethod
     def find_longest_cache_hit(
@@ -125,6 +128,8 @@ class MemDecayManager(FullAttentionManager):
         if self.controller is not None:
             blocks = self.req_to_blocks[request_id]
             self.controller.allocated(request_id, held_pages(blocks))
+            if self.swaps is not None:
+                self.swaps.begin_turn(request_id)
         return new_blocks
 
     def get_num_blocks_to_allocate(
@@ -208,6 +213,13 @@ class MemDecayManager(FullAttentionManager):
             row[page] = self._null_block
         if freed:
             self.block_pool.free_blocks(freed)
+
+    def fill_pages(self, row: list[Block], pages: Sequence[int]) -> list[Block]:
+        """Give null entries of a row blocks again; there must be as many free ones."""
+        blocks: list[Block] = list(self.block_pool.get_new_blocks(len(pages)))
+        for page, block in zip(pages, blocks, strict=True):
+            row[page] = block
+        return blocks
 
     def free_row(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Give a row's blocks back to the pool, the last page first, so that it is reused first."""

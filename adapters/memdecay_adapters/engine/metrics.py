@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from memdecay_adapters.engine.agent_tallies import AgentTally
-from memdecay_adapters.engine.events import COUNTERS, CounterSpec, EngineEvents
+from memdecay_adapters.engine.events import COUNTERS, TIER_COUNTERS, CounterSpec, EngineEvents
+from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_agents.errors import EngineError
 
 if TYPE_CHECKING:
@@ -52,12 +53,16 @@ class EngineCollector(Collector):
         }
         for spec, labels, count in counts:
             families[spec.name].add_metric(labels, count)
-        yield from families.values()
+        for name, family in families.items():
+            if family.samples or not any(spec.name == name for spec in TIER_COUNTERS):
+                yield family
         pages = GaugeMetricFamily("memdecay_pool_pages", "Pages of the KV-cache pool.", labels=("state",))
         pages.add_metric(("free",), pool.free_pages)
         pages.add_metric(("held",), pool.held_pages)
         pages.add_metric(("guaranteed",), pool.reserved_pages)
         yield pages
+        if pool.host_bytes is not None:
+            yield GaugeMetricFamily("memdecay_host_tier_bytes", "Bytes of pages in host memory.", value=pool.host_bytes)
         yield GaugeMetricFamily("memdecay_idle_sessions", "Sessions between their turns.", value=pool.idle_sessions)
         yield GaugeMetricFamily(
             "memdecay_waiting_requests", "Requests that wait for admission.", value=pool.waiting_requests
@@ -139,11 +144,13 @@ class ServedMetrics(KVConnectorPromMetrics):
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine)
         _forget_earlier_engine()
+        has_tier = EngineSettings.from_vllm_config(vllm_config).host_tier is not None
         self._counters = {
             spec.name: self._counter_cls(
                 name=spec.name, documentation=spec.help, labelnames=[*labelnames, *spec.labels]
             )
             for spec in COUNTERS.values()
+            if has_tier or spec not in TIER_COUNTERS
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from memdecay_adapters.engine.step_messages import AttentionReport, MassReport, StepDirections
+from memdecay_adapters.engine.tier.queries import QueryTails
 from memdecay_agents.errors import ConfigError
 from memdecay_kernels import MassPlan
 
@@ -74,6 +75,8 @@ class StepObserver:
         self.directions = StepDirections()
         self.request_ids: Callable[[], list[str]] = list
         """The batch's request ids in row order; read when rows are built, after the runner's reordering."""
+        self.queries: QueryTails | None = None
+        """Keeps the newest queries of turns that may recall; None: none do."""
         self._rows: list[ObservedRows] = []
 
     def start_step(self, directions: StepDirections, request_ids: Callable[[], list[str]]) -> None:

@@ -10,6 +10,7 @@ from memdecay_adapters.engine.arguments import our_arguments
 from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.engine.platform_parts import usable_parts
 from memdecay_adapters.engine.settings import EngineSettings
+from memdecay_adapters.engine.tier.settings import HostTier
 from memdecay_agents.config import MemDecayConfig
 
 
@@ -21,6 +22,7 @@ def vllm_arguments(
     session_idle_seconds: float | None = 900.0,
     check_integrity: bool = False,
     allow_untested_gpu: bool = False,
+    host_tier: HostTier | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments for ``vllm.LLM(model, **vllm_arguments(config))``.
 
@@ -35,6 +37,7 @@ def vllm_arguments(
         session_idle_seconds: give up a session that is idle for longer; None: never for that reason.
         check_integrity: check the pool and every block-table row at each step.
         allow_untested_gpu: run on CUDA, which nobody has done.
+        host_tier: keep evicted pages in host memory and bring them back; with recall by evidence its heads are named.
 
     Returns:
         ``worker_cls``, ``kv_transfer_config``, ``block_size`` (tokens) and ``additional_config``, as JSON types, and
@@ -49,6 +52,7 @@ def vllm_arguments(
         session_idle_seconds=session_idle_seconds,
         check_integrity=check_integrity,
         allow_untested_gpu=allow_untested_gpu,
+        host_tier=host_tier,
     )
     return {**our_arguments(settings), **usable_parts(allow_untested_gpu=allow_untested_gpu).fixed}
 

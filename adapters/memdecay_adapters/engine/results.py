@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 FinishReason = str
@@ -51,6 +51,8 @@ class RetentionSummary:
     freed_by_region: dict[str, int] = field(default_factory=dict)
     page_runs: tuple[tuple[int, int, str, bool], ...] = ()
     """Runs of pages: first page, one past the last, majority region, whether they were held at the end."""
+    recalled_pages: tuple[int, ...] = ()
+    """Logical pages that came back from host memory in this turn."""
 
     def holds_page(self, page: int) -> bool:
         """Whether a logical page was held when the request ended."""
@@ -60,7 +62,15 @@ class RetentionSummary:
     def from_dict(cls, raw: Mapping[str, Any]) -> RetentionSummary:
         """Rebuild a summary from the plain dict that the scheduler attached to the request's output."""
         runs = tuple((int(a), int(b), str(region), bool(held)) for a, b, region, held in raw["page_runs"])
-        return cls(**{**raw, "page_runs": runs})
+        recalled = tuple(int(page) for page in raw.get("recalled_pages", ()))
+        return cls(**{**raw, "page_runs": runs, "recalled_pages": recalled})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the request's output; a key that says nothing is left out where it is younger."""
+        raw = asdict(self)
+        if not self.recalled_pages:
+            del raw["recalled_pages"]
+        return raw
 
 
 @dataclass(frozen=True)

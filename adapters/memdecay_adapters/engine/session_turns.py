@@ -13,8 +13,7 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +40,9 @@ from memdecay_agents.session_state import SessionState
 from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span, clip
 
+if TYPE_CHECKING:
+    from memdecay_adapters.engine.tier.book import TierBook
+
 MAX_SUMMARIES = 1024
 """Summaries of ended requests that nobody has asked for yet."""
 
@@ -62,11 +64,14 @@ class SessionTurns(RequestAdmission):
         self.agents = AgentTallies()
         self.free_blocks: Callable[[Sequence[Block]], None] = lambda blocks: None
         """Gives blocks back to the pool; bound to the cache manager."""
+        self.tier: TierBook | None = None
+        """The host tier's book, where there is one."""
         self._keep_sessions = settings.keep_sessions
         self._retiring: dict[str, RetainedSession] = {}
         self._summaries: OrderedDict[str, RetentionSummary] = OrderedDict()
         self._holders: dict[SessionId, str] = {}
         self._evicted_since_step: dict[str, list[int]] = {}
+        self._restored_since_step: dict[str, dict[int, int]] = {}
         self._numbers = itertools.count()
 
     def start(self, request: Request) -> None:
@@ -164,6 +169,8 @@ class SessionTurns(RequestAdmission):
         retained = self.sessions.take(match.session)
         state, hints = retained.state, tracked.hints
         rest = clip(hints.spans, match.tokens, tracked.request.num_prompt_tokens)
+        if self.tier is not None:
+            self.tier.rewind(state, match.tokens)
         state.begin_turn(
             hints.model_copy(update={"base": match.tokens, "spans": tuple(rest)}), tracked.request.num_prompt_tokens
         )
@@ -236,7 +243,12 @@ class SessionTurns(RequestAdmission):
         """Give up idle sessions that were taken from the store."""
         for session in sessions:
             self.free_blocks(session.blocks)
-            session.state.close()
+            self._close(session.state)
+
+    def _close(self, state: SessionState) -> None:
+        if self.tier is not None:
+            self.tier.forget(state)
+        state.close()
 
     def give_up(self, sessions: Sequence[RetainedSession], event: CounterSpec) -> None:
         """Give up idle sessions that were taken from the store, and say why."""
@@ -255,7 +267,7 @@ class SessionTurns(RequestAdmission):
 
         A request that is still tracked was preempted: it begins anew when it is resumed.
         """
-        self._evicted_since_step.pop(request_id, None)
+        self._forget_moves(request_id)
         retained = self._retiring.pop(request_id, None)
         if request_id in self._plain:
             self.events.note(PREEMPTIONS, NO_AGENT, level=logging.WARNING, request=request_id)
@@ -265,12 +277,19 @@ class SessionTurns(RequestAdmission):
             self.events.note(PREEMPTIONS, tracked.hints.agent, level=logging.WARNING, request=request_id)
             self.admission.release(request_id)
             tracked.clean_pages, tracked.in_worker = None, False
+            tracked.recall.rerun_until = 0
+            if self.tier is not None:
+                self.tier.catalogue.drop(tracked.state.key)
             tracked.state.reset_cache()
         return retained
 
+    def _forget_moves(self, request_id: str) -> None:
+        self._evicted_since_step.pop(request_id, None)
+        self._restored_since_step.pop(request_id, None)
+
     def finish(self, request_id: str) -> dict[str, Any] | None:
         """End a request: its retention summary as plain data; None if it carried no hints."""
-        self._evicted_since_step.pop(request_id, None)
+        self._forget_moves(request_id)
         if self._plain.pop(request_id, None) is not None:
             self.admission.release(request_id)
         tracked = self._requests.pop(request_id, None)
@@ -280,6 +299,9 @@ class SessionTurns(RequestAdmission):
         self._holders.pop(tracked.home, None)
         never = tracked.home._replace(branch=f"{tracked.home.branch}~{request_id}")
         state = tracked.state or self._new_state(tracked, never)  # it may never have been scheduled
+        if tracked.recall.rerun_until:  # ended while its prompt was computed again: the rest is of before
+            state.rewind(tracked.request.num_computed_tokens)
+        state.kept_pages = frozenset()
         summary = summarise(tracked, state, self.page_size_tokens)
         self._summaries[request_id] = summary
         self.events.count(TURNS, summary.agent)
@@ -292,9 +314,11 @@ class SessionTurns(RequestAdmission):
             self._retiring[request_id] = RetainedSession(
                 tracked.home, state, token_ids, tracked.clean_pages, 0, tracked.request.num_prompt_tokens
             )
+            if self.tier is not None and tracked.hints.needs_next is not None:
+                self.tier.wish(state, tracked.hints.needs_next)
         elif tracked.state is not None:
-            state.close()
-        return asdict(summary)
+            self._close(state)
+        return summary.to_dict()
 
     def session_of(self, request_id: str) -> RetainedSession | None:
         """The idle session that the request is about to continue."""

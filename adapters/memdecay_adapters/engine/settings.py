@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from memdecay_adapters.engine.tier.settings import HostTier
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
 
@@ -39,9 +40,13 @@ class EngineSettings(BaseModel):
     allow_untested_gpu: bool = False
     """The user's word that the CUDA worker may run, which nobody has run; without it CUDA is refused."""
 
+    host_tier: HostTier | None = None
+    """Host memory for evicted pages; None: they are gone."""
+
     def to_additional_config(self) -> dict[str, Any]:
         """The value for vLLM's ``additional_config``; JSON-safe."""
-        return {ADDITIONAL_CONFIG_KEY: self.model_dump(mode="json")}
+        without = {"host_tier"} if self.host_tier is None else None
+        return {ADDITIONAL_CONFIG_KEY: self.model_dump(mode="json", exclude=without)}
 
     @classmethod
     def from_vllm_config(cls, vllm_config: VllmConfig) -> EngineSettings:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+from memdecay_adapters.engine.tier.messages import TierDirections
+from memdecay_adapters.engine.tier.report import TierReport
 from memdecay_agents.errors import IntegrityError
 
 
@@ -30,6 +32,12 @@ class StepDirections(KVConnectorMetadata):
 
     expected_rows: dict[str, list[int]] | None = None
     """Request id to its block-table row (page ids, null pages as 0); only when integrity is checked."""
+
+    restored: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Request id to the pages that came back into its block table since the last step, with their page ids."""
+
+    tier: TierDirections | None = None
+    """What to do for the host tier; None: there is none."""
 
 
 @dataclass
@@ -54,6 +62,8 @@ class AttentionReport(KVConnectorWorkerMetadata):
     by_request: dict[str, MassReport] = field(default_factory=dict)
     ranks: int = 1
     """How many tensor-parallel ranks the masses are summed over."""
+    tier: TierReport = field(default_factory=TierReport)
+    """What was found for the host tier."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> AttentionReport:
         """Add another rank's report: the same tokens, other heads.
@@ -75,7 +85,7 @@ class AttentionReport(KVConnectorWorkerMetadata):
             if norms is not None and theirs.key_norms is not None:
                 norms = norms + theirs.key_norms
             merged[request_id] = MassReport(mine.token_index, mine.mass + theirs.mass, norms)
-        return AttentionReport(merged, self.ranks + other.ranks)
+        return AttentionReport(merged, self.ranks + other.ranks, self.tier.added(other.tier))
 
     def check_ranks(self, ranks: int) -> None:
         """Check that every one of the engine's ranks is in the sum.

@@ -12,6 +12,7 @@ import numpy as np
 
 from memdecay_adapters.engine.results import RetentionSummary
 from memdecay_adapters.engine.session_store import Match, RetainedSession
+from memdecay_adapters.engine.tier.turn import TurnRecall
 from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.hints import RequestHints
@@ -85,6 +86,8 @@ class TrackedRequest:
     peak_pages_decode: int = 0
     freed_by_region: Counter[str] = field(default_factory=Counter)
     shortfall_pages: int = 0
+    recall: TurnRecall = field(default_factory=TurnRecall)
+    """Pages that come back in this turn."""
     represented_queries: int = 1
     """Positions that the newest measurement stands for: all of its chunk, or the decode steps since the last one.
     So neither the chunk size nor the stride rescales what attention is found to be."""
@@ -181,6 +184,7 @@ def summarise(tracked: TrackedRequest, state: SessionState, page_size_tokens: in
         pages_held_by_region=dict(Counter(region for page, region in enumerate(page_regions) if page in held)),
         freed_by_region=dict(tracked.freed_by_region),
         page_runs=tuple(_runs([(region, page in held) for page, region in enumerate(page_regions)])),
+        recalled_pages=tuple(sorted(tracked.recall.recalled)),
     )
 
 

@@ -12,6 +12,9 @@ from memdecay_adapters.engine.cpu_backend import MemDecayCPUMetadataBuilder, reg
 from memdecay_adapters.engine.cpu_key_layout import probe_keys
 from memdecay_adapters.engine.cpu_seeds import check_runner_generators, generators_of_sampled_rows
 from memdecay_adapters.engine.support import check_supported
+from memdecay_adapters.engine.tier.cpu_tier import cpu_worker_tier
+from memdecay_adapters.engine.tier.settings import HostTier
+from memdecay_adapters.engine.tier.worker_tier import WorkerTier
 from memdecay_adapters.engine.worker_base import MemDecayWorkerMixin, RunnerRows
 from memdecay_adapters.engine.worker_rows import V1Rows
 from memdecay_agents.errors import UnsupportedError
@@ -52,7 +55,13 @@ class MemDecayCPUWorker(MemDecayWorkerMixin, CPUWorker):
         builder = attention.get_metadata_builder(0)
         probe_keys(builder.isa, page_size, builder.head_dim, builder.dtype)
 
+    def _new_tier(self, tier: HostTier) -> WorkerTier:
+        return cpu_worker_tier(self.model_runner, tier, self.vllm_config)
+
     def sample_tokens(self, grammar_output: Any) -> Any:
         """See the base class; seeded requests keep their generators for the tokens that count."""
+        if self._tier is not None:
+            requests = self.model_runner.requests
+            self._tier.before_sampling(lambda request_id: requests[request_id].generator)
         with generators_of_sampled_rows(self.model_runner):
             return super().sample_tokens(grammar_output)

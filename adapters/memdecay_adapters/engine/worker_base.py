@@ -17,6 +17,8 @@ from memdecay_adapters.engine.observer import StepObserver, observed_layer_names
 from memdecay_adapters.engine.spec import register_spec, to_memdecay_specs
 from memdecay_adapters.engine.step_messages import StepDirections
 from memdecay_adapters.engine.support import check_attention_layer
+from memdecay_adapters.engine.tier.settings import HostTier
+from memdecay_adapters.engine.tier.worker_tier import WorkerTier
 from memdecay_adapters.engine.versions import require_supported_vllm
 from memdecay_agents.errors import UnsupportedError
 
@@ -35,6 +37,13 @@ class RunnerRows(Protocol):
         Args:
             scheduler_output: the step.
             evicted: request id to logical pages.
+        """
+
+    def fill_restored(self, restored: dict[str, dict[int, int]]) -> None:
+        """Write pages that came back, after `null_evicted`.
+
+        Args:
+            restored: request id to logical page to page id.
         """
 
     def request_ids(self, scheduler_output: SchedulerOutput) -> Callable[[], list[str]]:
@@ -98,6 +107,19 @@ class MemDecayWorkerMixin(_Worker):
                 remedy=REMEDY,
             )
         connector.bind_observer(self._observer)
+        if self._settings.host_tier is not None:
+            self._tier = self._new_tier(self._settings.host_tier)
+            self._observer.queries = self._tier.queries
+            connector.bind_tier(self._tier)
+
+    _tier: WorkerTier | None = None
+
+    def _new_tier(self, tier: HostTier) -> WorkerTier:
+        raise UnsupportedError(
+            where="host tier",
+            rule=f"{type(self).__name__} copies no pages",
+            remedy="Leave host_tier out.",
+        )
 
     def _bind_builder(self, attention: Any, page_size: int) -> None:
         builder = attention.get_metadata_builder(0)
@@ -112,9 +134,13 @@ class MemDecayWorkerMixin(_Worker):
         builder.observed_layers = observed_layer_names(attention.layer_names, self._settings.config.observed_layers)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """One step: null what the scheduler freed, then run vLLM's own step."""
+        """One step: copy what left or comes back, null what the scheduler freed, then run vLLM's own step."""
         directions = scheduler_output.kv_connector_metadata
         if isinstance(directions, StepDirections):
+            if self._tier is not None and directions.tier is not None:
+                self._tier.before_step(directions.tier, scheduler_output.finished_req_ids)
             self._rows.null_evicted(scheduler_output, directions.evicted)
+            if directions.restored:
+                self._rows.fill_restored(directions.restored)
             self._observer.start_step(directions, self._rows.request_ids(scheduler_output))
         return super().execute_model(scheduler_output)

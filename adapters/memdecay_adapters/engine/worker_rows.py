@@ -41,6 +41,24 @@ class V1Rows:
         """Null evicted entries before the runner updates its states for the step."""
         null_evicted_pages(self._runner, evicted)
 
+    def fill_restored(self, restored: dict[str, dict[int, int]]) -> None:
+        """Write pages that came back, after `null_evicted` and before the runner updates its states for the step.
+
+        Args:
+            restored: request id to logical page to page id.
+        """
+        table = self._runner.input_batch.block_table[0].block_table.np
+        for request_id, pages in restored.items():
+            state = self._runner.requests.get(request_id)
+            if state is None:
+                continue  # its row comes whole
+            row = self._runner.input_batch.req_id_to_index.get(request_id)
+            for page, block in pages.items():
+                if page < len(state.block_ids[0]):
+                    state.block_ids[0][page] = block
+                    if row is not None:
+                        table[row, page] = block
+
     def request_ids(self, scheduler_output: SchedulerOutput) -> Callable[[], list[str]]:
         """How to learn the batch's request ids in row order once the runner has put them in order."""
         return lambda: self._runner.input_batch.req_ids

@@ -66,6 +66,19 @@ class V2Rows:
             if request_id not in rewritten and request_id in slots:
                 stage_nulls(self._runner.block_tables, slots[request_id], pages)
 
+    def fill_restored(self, restored: dict[str, dict[int, int]]) -> None:
+        """Nothing comes back here: the host tier is refused on a GPU.
+
+        Raises:
+            UnsupportedError: something is to come back.
+        """
+        if restored:
+            raise UnsupportedError(
+                where="host tier",
+                rule="pages do not come back into the V2 model runner's rows",
+                remedy="Leave host_tier out.",
+            )
+
     def request_ids(self, scheduler_output: SchedulerOutput) -> Callable[[], list[str]]:
         """How to learn the batch's request ids in row order: the runner's own sorting of the step."""
         return lambda: list(

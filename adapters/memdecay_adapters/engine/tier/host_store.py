@@ -1,0 +1,110 @@
+"""The tier's memory in one worker: slots of whole pages, all layers of a page together.
+
+    segment   [slot][layer][the page as the device keeps it]      a page is one contiguous run of bytes
+
+Segments are made when they are first needed, so that a large limit costs nothing before it is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Sequence
+
+import torch
+
+from memdecay_adapters.engine.tier.messages import PageCopy
+from memdecay_agents.errors import IntegrityError, UnsupportedError
+from memdecay_kernels import copy_pages
+
+SEGMENT_SLOTS = 64
+"""Slots that are made at once."""
+
+
+class HostStore:
+    """Slots for the pages of one worker's part of the cache.
+
+    Args:
+        layers: the cache, ``[num_pages, ...]`` a layer, one shape and dtype, pages contiguous.
+        checksum: keep a CRC-32 of each page and check it when the page comes back.
+
+    Raises:
+        UnsupportedError: layers of different shapes.
+    """
+
+    def __init__(self, layers: Sequence[torch.Tensor], *, checksum: bool = False) -> None:
+        first = layers[0]
+        if any(layer.shape != first.shape or layer.dtype != first.dtype for layer in layers):
+            raise UnsupportedError(
+                where="host tier",
+                rule="the layers' caches differ in shape or type",
+                remedy="Use a model whose attention layers are all alike, or leave host_tier out.",
+            )
+        self._layers = list(layers)
+        self._page_shape = first.shape[1:]
+        self._segments: list[torch.Tensor] = []
+        self._checksums: dict[int, int] | None = {} if checksum else None
+        self._pinned = first.is_cuda
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page, all layers."""
+        first = self._layers[0]
+        return len(self._layers) * first[0].numel() * first.element_size()
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages in order; neighbours in one direction go together.
+
+        Raises:
+            IntegrityError: a page that comes back is not what left.
+        """
+        for direction, run in itertools.groupby(copies, key=lambda copy: copy.direction):
+            # of several writes to one place only the last one counts
+            last = {copy.slot if direction == "out" else copy.block: copy for copy in run}
+            self._copy_run(direction == "out", list(last.values()))
+
+    def _copy_run(self, out: bool, copies: list[PageCopy]) -> None:
+        by_segment: dict[int, list[PageCopy]] = {}
+        for copy in copies:
+            by_segment.setdefault(copy.slot // SEGMENT_SLOTS, []).append(copy)
+        for number, part in by_segment.items():
+            segment = self._segment(number)
+            if not out:
+                self._check(part)
+            blocks = torch.tensor([copy.block for copy in part])
+            slots = torch.tensor([copy.slot % SEGMENT_SLOTS for copy in part])
+            for index, layer in enumerate(self._layers):
+                if out:
+                    copy_pages(layer, blocks, segment[:, index], slots)
+                else:
+                    copy_pages(segment[:, index], slots, layer, blocks)
+            if out and self._checksums is not None:
+                self._checksums.update({copy.slot: self._checksum(copy.slot) for copy in part})
+
+    def cells(self, slots: Sequence[int], layer: int, kv_head: int) -> torch.Tensor:
+        """What one head has in some pages, as the device packs it: ``[len(slots), page_size, 2 * head_dim]``."""
+        parts = [self._segments[slot // SEGMENT_SLOTS][slot % SEGMENT_SLOTS, layer, kv_head] for slot in slots]
+        return torch.stack(parts)
+
+    def page(self, slot: int) -> torch.Tensor:
+        """One page, ``[layers, ...]``, a view."""
+        return self._segments[slot // SEGMENT_SLOTS][slot % SEGMENT_SLOTS]
+
+    def _segment(self, number: int) -> torch.Tensor:
+        while len(self._segments) <= number:
+            shape = (SEGMENT_SLOTS, len(self._layers), *self._page_shape)
+            self._segments.append(torch.empty(shape, dtype=self._layers[0].dtype, pin_memory=self._pinned))
+        return self._segments[number]
+
+    def _checksum(self, slot: int) -> int:
+        return zlib.crc32(self.page(slot).reshape(-1).view(torch.uint8).numpy().tobytes())
+
+    def _check(self, copies: Sequence[PageCopy]) -> None:
+        for copy in copies if self._checksums is not None else ():
+            if self._checksums is not None and self._checksums.get(copy.slot) != self._checksum(copy.slot):
+                raise IntegrityError(
+                    where=f"host tier, slot {copy.slot}",
+                    rule="the page is not what was copied there",
+                    remedy="Check the machine's memory; if it is sound this is a fault of the engine: please report "
+                    "it.",
+                )

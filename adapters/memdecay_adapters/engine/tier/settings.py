@@ -1,0 +1,53 @@
+"""What the user chooses about the host tier. Off by default: then the engine is exactly what it is without it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from memdecay_agents.recall import RetrievalHead, RetrievalHeads
+
+Rerun: TypeAlias = Literal["turn"] | Annotated[int, Field(ge=1)]
+
+
+class Recall(BaseModel):
+    """Recall by evidence: after a turn's prompt, pages that its newest queries ask for come back, and it runs again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_pages: int = Field(default=4, ge=1, le=64)
+    """Pages that come back at most; as many others leave."""
+    query_tokens: int = Field(default=16, ge=1, le=256)
+    """Newest tokens of the turn whose queries count."""
+    rerun: Rerun = "turn"
+    """What is computed again after a swap: the turn's last n tokens, or "turn": all of it. Never more than one prefill
+    chunk, and nothing that another session may share."""
+    heads: tuple[RetrievalHead, ...] | None = Field(default=None, min_length=1)
+    """The model's retrieval heads, also as `RetrievalHeads`; None: those that are shipped for the model."""
+
+    @field_validator("heads", mode="before")
+    @classmethod
+    def _only_the_heads(cls, heads: Any) -> Any:
+        return heads.heads if isinstance(heads, RetrievalHeads) else heads
+
+
+class HostTier(BaseModel):
+    """Host memory for evicted pages."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_bytes: int = Field(gt=0)
+    """Of all pages in the tier, over all ranks. When it is full the least valuable page is dropped."""
+    max_bytes_per_agent: int | None = Field(default=None, gt=0)
+    """The same for the pages of one agent of one tenant; None: no such limit."""
+    checksum: bool = False
+    """Keep a checksum of each page and check it when the page comes back: a page that changed stops the engine."""
+    recall: Recall | None = None
+    """Recall by evidence; None: pages come back only when they are asked for."""
+
+    @model_validator(mode="after")
+    def _agents_within_all(self) -> HostTier:
+        if self.max_bytes_per_agent is not None and self.max_bytes_per_agent > self.max_bytes:
+            raise ValueError("max_bytes_per_agent is more than max_bytes")
+        return self

@@ -1,0 +1,282 @@
+"""Pages change places between the device and the tier: at a turn's start by wish, after its prompt by evidence.
+
+    start of a turn   pages wished for come back, the lowest in the policy's order make room      nothing is computed
+    end of its prompt evidence of the newest queries -> plan_swap -> the same number out and in   the turn runs again
+
+A swap never adds a page to what the request holds beyond its budget. What came back stays for this turn, unless the
+budget cannot be met otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from memdecay_adapters.engine.block_rows import Block, held_pages
+from memdecay_adapters.engine.controller import EvictionController
+from memdecay_adapters.engine.events import HOST_COPIED_BYTES, HOST_MICROSECONDS, RECALLED_PAGES, RECALLS
+from memdecay_adapters.engine.tier.book import TierBook
+from memdecay_adapters.engine.tier.catalogue import HostPage
+from memdecay_adapters.engine.tier.messages import Probe, QueryWindow, TierDirections
+from memdecay_adapters.engine.tier.report import TierReport
+from memdecay_adapters.engine.tracked_request import TrackedRequest
+from memdecay_agents.ledger import EvictionReason
+from memdecay_agents.recall import EvidenceArray, plan_swap
+from memdecay_agents.recall.wishes import RecallWish, wished_pages
+from memdecay_agents.session_state import SessionState
+
+
+class SwapCache(Protocol):
+    """The part of the cache manager that is needed here."""
+
+    def free_page_count(self) -> int:
+        """Free or reclaimable pages."""
+
+    def row(self, request_id: str) -> list[Block]:
+        """A running request's row."""
+
+    def published_pages(self, request_id: str) -> int:
+        """Leading pages of its row that the prefix cache knows."""
+
+    def drop_pages(self, row: list[Block], pages: Sequence[int]) -> None:
+        """Null entries of a row and free their blocks."""
+
+    def fill_pages(self, row: list[Block], pages: Sequence[int]) -> list[Block]:
+        """Give evicted pages blocks again."""
+
+
+class OpenProbe:
+    """A probe whose evidence is on its way."""
+
+    def __init__(self, rewind_to: int, away: list[HostPage], retained: list[int]) -> None:
+        self.rewind_to = rewind_to
+        self.away = away
+        self.retained = retained
+
+
+class Swaps:
+    """Moves pages of one engine's requests. Owned by the scheduler's thread; nothing here raises on a user's input.
+
+    Args:
+        controller: plans and books.
+        cache: gives blocks and takes them.
+        book: of the tier.
+        chunk_tokens: most tokens of one engine step.
+    """
+
+    def __init__(self, controller: EvictionController, cache: SwapCache, book: TierBook, chunk_tokens: int) -> None:
+        self._controller = controller
+        self._cache = cache
+        self._book = book
+        self._chunk_tokens = chunk_tokens
+        self._recall = book.tier.recall
+        self._open: dict[str, OpenProbe] = {}
+        self._rewound: list[str] = []
+
+    # ---- a turn begins
+
+    def begin_turn(self, request_id: str) -> None:
+        """The request has its first pages: bring back what was wished for, and keep what may be computed again."""
+        found = self._controller.with_state(request_id)
+        if found is None or found[0].recall.begun or found[0].budget is None:
+            return
+        tracked, state = found
+        tracked.recall.begun = True
+        if self._may_probe(tracked):
+            page, request = state.config.page_size_tokens, tracked.request
+            first = self._rerun_from(tracked) // page
+            tracked.recall.question_pages = frozenset(range(first, request.num_prompt_tokens // page + 1))
+            state.kept_pages |= tracked.recall.question_pages
+        wish = self._book.take_wish(state) + (tracked.hints.recall or RecallWish())
+        if wish:
+            self._grant(tracked, state, wish)
+
+    def _grant(self, tracked: TrackedRequest, state: SessionState, wish: RecallWish) -> None:
+        row, processed = self._cache.row(tracked.request.request_id), tracked.continued_tokens
+        wished = wished_pages(wish, state.tokens)
+        held = held_pages(row)
+        state.kept_pages |= wished
+        evictable = int(state.view(processed, held).evictable.sum())
+        room = max((state.budget_pages or 0) - len(held), 0)
+        by_value = sorted(self._book.catalogue.away(state.key), key=lambda page: -page.entry.score)
+        asked = [page for page in by_value if page.page in wished and page.page < len(row)]
+        coming = asked[: room + max(evictable - 1, 0)]
+        brought = self._swap(tracked, state, row, coming, max(len(coming) - room, 0), processed)
+        self._note(tracked, state, "wish", brought, "swapped" if brought else "nothing")
+
+    # ---- each step
+
+    def directions(self, scheduled_tokens: Mapping[str, int]) -> TierDirections:
+        """Close the planning of a step; see `TierDirections`.
+
+        Args:
+            scheduled_tokens: request id to the tokens that this step computes.
+        """
+        directions = TierDirections(copies=self._book.take_copies(), rewound=self._rewound)
+        self._rewound, self._open = [], {}
+        for copy in directions.copies:
+            self._controller.events.count(HOST_COPIED_BYTES, copy.direction, by=self._book.page_bytes)
+        if self._recall is None:
+            return directions
+        for request_id, tokens in scheduled_tokens.items():
+            found = self._controller.with_state(request_id)
+            if found is None or not self._may_probe(found[0]):
+                continue
+            tracked, state = found
+            before, prompt = tracked.request.num_computed_tokens, tracked.request.num_prompt_tokens
+            first = max(before, prompt - self._recall.query_tokens)
+            if before + tokens > first:
+                directions.windows[request_id] = QueryWindow(first, before + tokens - first)
+            if before + tokens >= prompt:
+                probe = self._probe(request_id, tracked, state)
+                if probe is None:
+                    self._decided(tracked, state)
+                else:
+                    directions.probes[request_id] = probe
+        return directions
+
+    def _probe(self, request_id: str, tracked: TrackedRequest, state: SessionState) -> Probe | None:
+        """What the turn's queries are to be asked about; None: there is nothing to swap."""
+        row, page = self._cache.row(request_id), state.config.page_size_tokens
+        rewind_to = max(self._rerun_from(tracked), self._cache.published_pages(request_id) * page)
+        if rewind_to >= tracked.request.num_prompt_tokens:
+            return None
+        away = [one for one in self._book.catalogue.away(state.key) if one.page < rewind_to // page]
+        if not away:
+            return None
+        view = state.view(rewind_to, held_pages(row))
+        retained = view.page_index[view.evictable].tolist()
+        if not retained:
+            return None
+        self._open[request_id] = OpenProbe(rewind_to, away, retained)
+        return Probe([one.slot for one in away], [row[one].block_id for one in retained])
+
+    def decide(self, request_id: str, evidence: EvidenceArray | None) -> int | None:
+        """Swap by what the worker found, if it says so.
+
+        Args:
+            request_id: whose probe it was; it has not been preempted since.
+            evidence: float64: of the probe's slots, then of its blocks; None or not finite: the worker has none.
+
+        Returns:
+            The token from which the turn is to be computed again; None: it goes on.
+        """
+        probe, found = self._open.pop(request_id, None), self._controller.with_state(request_id)
+        if probe is None or found is None or self._recall is None:
+            return None
+        tracked, state = found
+        self._decided(tracked, state)
+        host = len(probe.away)
+        if evidence is None or evidence.shape != (host + len(probe.retained),) or not np.isfinite(evidence).all():
+            self._note(tracked, state, "evidence", {}, "lost")
+            return None
+        plan = plan_swap(evidence[:host], evidence[host:], self._recall.max_pages)
+        victims = [probe.retained[index] for index in plan.send_out.tolist()]
+        coming = [probe.away[index] for index in plan.bring_in.tolist()]
+        found_by = {probe.away[index].page: float(evidence[index]) for index in plan.bring_in.tolist()}
+        row = self._cache.row(request_id)
+        brought = self._swap(tracked, state, row, coming, victims, probe.rewind_to, found_by)
+        self._note(tracked, state, "evidence", brought, "swapped" if brought else "nothing")
+        if not brought:
+            return None
+        tracked.recall.rerun_until = tracked.request.num_prompt_tokens
+        self._rewound.append(request_id)
+        return probe.rewind_to
+
+    def note_work(self, report: TierReport) -> None:
+        """Count what the worker's part took."""
+        for work, seconds in (("copy", report.copy_seconds), ("evidence", report.evidence_seconds)):
+            if seconds:
+                self._controller.events.count(HOST_MICROSECONDS, work, by=round(seconds * 1e6))
+
+    # ---- both
+
+    def _swap(
+        self,
+        tracked: TrackedRequest,
+        state: SessionState,
+        row: list[Block],
+        coming: Sequence[HostPage],
+        victims: Sequence[int] | int,
+        processed: int,
+        evidence: Mapping[int, float] | None = None,
+    ) -> dict[int, Block]:
+        """Send pages out and bring others in; what comes is limited by the blocks that there are then.
+
+        Args:
+            tracked: whose turn it is.
+            state: its session.
+            row: its row.
+            coming: pages of the tier, the most wanted first.
+            victims: pages to send out, or how many, then the policy's lowest.
+            processed: the first token that sees the row as it is then.
+            evidence: by page, for the ledger.
+
+        Returns:
+            The pages that came, with their blocks.
+        """
+        if not coming:
+            return {}
+        request_id, held = tracked.request.request_id, held_pages(row)
+        self._book.catalogue.hold(coming)
+        if victims:
+            plan = state.plan(processed, held, pages_to_free=len(held))
+            if isinstance(victims, int):
+                leaving = plan.pages[:victims]
+            else:
+                leaving = tuple(page for page in victims if page in plan.scores)
+            plan = dataclasses.replace(plan, pages=leaving, shortfall_pages=0, refusal=None)
+            freed = self._controller.book(request_id, plan, processed, EvictionReason.swapped_out)
+            self._cache.drop_pages(row, freed)
+        came = coming[: self._cache.free_page_count()]
+        self._book.catalogue.hold(coming[len(came) :], held=False)
+        blocks = self._cache.fill_pages(row, [page.page for page in came])
+        found = evidence or {}
+        self._book.page_in(
+            state,
+            [(page, block, found.get(page.page, 0.0)) for page, block in zip(came, blocks, strict=True)],
+            request_id,
+            processed,
+        )
+        brought = {page.page: block for page, block in zip(came, blocks, strict=True)}
+        self._controller.note_restored(request_id, brought)
+        tracked.recall.recalled.update(brought)
+        if tracked.clean_pages is not None:
+            tracked.clean_pages = min(tracked.clean_pages, processed // state.config.page_size_tokens)
+        state.kept_pages |= frozenset(brought)
+        return brought
+
+    def _decided(self, tracked: TrackedRequest, state: SessionState) -> None:
+        tracked.recall.decided = True
+        state.kept_pages -= tracked.recall.question_pages
+        tracked.recall.question_pages = frozenset()
+
+    def _may_probe(self, tracked: TrackedRequest) -> bool:
+        """Evidence is weighed once a turn, before its first token; never where prompt log-probabilities are asked for,
+        which would be given twice."""
+        request = tracked.request
+        return (
+            self._recall is not None
+            and not tracked.recall.decided
+            and tracked.budget is not None
+            and request.num_tokens == request.num_prompt_tokens
+            and getattr(request.sampling_params, "prompt_logprobs", None) is None
+        )
+
+    def _rerun_from(self, tracked: TrackedRequest) -> int:
+        """The first token of what is computed again, if the pages before it allow."""
+        assert self._recall is not None
+        asked = self._chunk_tokens if self._recall.rerun == "turn" else self._recall.rerun
+        return max(tracked.continued_tokens, tracked.request.num_prompt_tokens - min(asked, self._chunk_tokens))
+
+    def _note(
+        self, tracked: TrackedRequest, state: SessionState, cause: str, brought: Mapping[int, Block], outcome: str
+    ) -> None:
+        events = self._controller.events
+        events.note(RECALLS, state.agent, cause, outcome, request=tracked.request.request_id, session=state.key,
+                    pages=len(brought))  # fmt: skip
+        if brought:
+            events.count(RECALLED_PAGES, state.agent, cause, by=len(brought))

@@ -1,0 +1,21 @@
+"""What happens to one turn's pages by recall."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class TurnRecall:
+    """One request's recall, kept beside it by the controller."""
+
+    begun: bool = False
+    """Whether its wishes were looked at."""
+    decided: bool = False
+    """Whether evidence was weighed, or cannot be."""
+    question_pages: frozenset[int] = frozenset()
+    """Pages that may be computed again; they stay until that is decided."""
+    rerun_until: int = 0
+    """Tokens up to which the turn is being computed again; 0: it is not."""
+    recalled: set[int] = field(default_factory=set)
+    """Pages that came back in this turn."""
