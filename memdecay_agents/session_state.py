@@ -58,10 +58,10 @@ class SessionState:
         self.draw_key = session_id.key() if draw_key is None else draw_key
         self.key = session_id.key()
         self.agent = agent
-        self.config = config
-        self.policy = policy
+        self.policy = policy.for_session(self.draw_key)
+        self.config = config = config if self.policy is policy else self.policy.config
         self.ledger = Ledger() if ledger is None else ledger
-        self.tokens = TokenState(config, policy.refresh_rule())
+        self.tokens = TokenState(config, self.policy.refresh_rule())
         self.budget: AgentBudget | None = config.budget_of(agent)
         self.share_pages: int | None = None
         """What the pool gives a session whose budget is a share of it; set by the engine."""

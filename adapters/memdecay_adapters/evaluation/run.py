@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import memdecay_adapters.engine
 from memdecay_adapters.bench.machine import machine, versions
@@ -22,15 +22,12 @@ from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.evaluation.outcome_store import OutcomeStore, code_digest
 from memdecay_agents.evaluation.outcomes import FactOutcome
-from memdecay_agents.evaluation.replay import CHUNK_TOKENS, MOST_SESSIONS, Replay
+from memdecay_agents.evaluation.replay import CHUNK_TOKENS, Replay
 from memdecay_agents.evaluation.report import EvaluationResult
 from memdecay_agents.evaluation.synthetic import synthetic_trace
 from memdecay_agents.evaluation.trace_files import read_traces
 from memdecay_agents.evaluation.traces import TokenTrace, Trace
 from memdecay_agents.evaluation.variants import PAGE_SIZE_TOKENS, Variant, variants_of
-
-if TYPE_CHECKING:
-    from memdecay_adapters.evaluation.verify import EngineVerifier
 
 Todo = tuple[Variant, float | None]
 """A variant and a budget, a part of the trace's tokens; None: no limit."""
@@ -176,50 +173,42 @@ class Evaluation:
 
     def verify(self, traces: Sequence[TokenTrace]) -> list[FactOutcome]:
         """Stream traces through the real engine and ask the questions."""
-        groups = engine_groups(self.variants)
-        pieces = [
-            (
-                leader,
-                [
-                    (trace, part)
-                    for trace in traces
-                    for part in _parts([t for t in self.todo(trace) if t[0] in variants])
-                ],
-            )
-            for leader, variants in groups
-        ]
+        from memdecay_adapters.evaluation.verify import EngineVerifier, tokens_of
+
+        missing = [trace for trace in traces if self._key(trace) not in self.store]
+        total, done = sum(map(tokens_of, traces)), 0
         outcomes: list[FactOutcome] = []
-        total, done = sum(len(wanted) for _, wanted in pieces), 0
-        for leader, wanted in pieces:
-            missing = [trace for trace, part in wanted if self._key(trace, leader, part) not in self.store]
-            verifier = self._verifier(leader, missing) if missing else None
-            try:
-                for trace, part in wanted:
-                    self.progress("verify", done, total)
-                    outcomes += self.store.get(
-                        self._key(trace, leader, part), functools.partial(_verified, verifier, trace, part)
-                    )
-                    done += 1
-            finally:
-                if verifier is not None:
-                    verifier.close()
+
+        def tick(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            self.progress("verify", done, total)
+
+        tick(0)
+        longest = max((trace.n_tokens for trace in missing), default=0)
+        verifier = EngineVerifier(self.options.model, longest) if missing else None
+        try:
+            for trace in traces:
+                if verifier is None or self._key(trace) in self.store:
+                    outcomes += self.store.get(self._key(trace), list)
+                    tick(tokens_of(trace))
+                    continue
+                verify = functools.partial(verifier.verify, trace, self.todo(trace), tick)
+                outcomes += self.store.get(self._key(trace), verify)
+        finally:
+            if verifier is not None:
+                verifier.close()
         self.progress("verify", total, total)
         return outcomes
 
-    def _verifier(self, leader: Variant, traces: Sequence[TokenTrace]) -> EngineVerifier:
-        from memdecay_adapters.evaluation.verify import EngineVerifier
-
-        return EngineVerifier(self.options.model, leader, max(trace.n_tokens for trace in traces))
-
-    def _key(self, trace: TokenTrace, leader: Variant, part: Sequence[Todo]) -> str:
+    def _key(self, trace: TokenTrace) -> str:
         about = [
             self.model_path,
             trace.id,
             trace.source,
             hashlib.sha256(trace.token_ids.tobytes()).hexdigest(),
             [fact.id for fact in trace.facts],
-            leader.config().model_dump_json(),
-            [[variant.label, variant.pinned, budget] for variant, budget in part],
+            [[v.label, v.pinned, v.config().model_dump_json(), budget] for v, budget in self.todo(trace)],
         ]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
@@ -255,27 +244,6 @@ class Evaluation:
             "versions": versions(),
             "machine": machine(),
         }
-
-
-def _parts(todo: Sequence[Todo]) -> list[list[Todo]]:
-    """Pieces that take a minute or two each, and are kept when they are done."""
-    n = -(-len(todo) // MOST_SESSIONS)
-    return [list(todo[number::n]) for number in range(n)]
-
-
-def _verified(verifier: EngineVerifier | None, trace: TokenTrace, part: Sequence[Todo]) -> list[FactOutcome]:
-    assert verifier is not None
-    return verifier.verify(trace, part)
-
-
-def engine_groups(variants: Sequence[Variant]) -> list[tuple[Variant, list[Variant]]]:
-    """Variants that can share an engine, with the one whose configuration it runs with: baselines read none."""
-    leaders = [variant for variant in variants if not variant.is_baseline and variant.policy != "full"]
-    followers = [variant for variant in variants if variant.is_baseline or variant.policy == "full"]
-    leaders.sort(key=lambda variant: variant.policy != "memdecay")
-    groups = [(leader, [leader]) for leader in leaders] or [(followers[0], [])]
-    groups[0][1].extend(follower for follower in followers if follower not in groups[0][1])
-    return groups
 
 
 def _rate(outcomes: Sequence[FactOutcome]) -> float | None:

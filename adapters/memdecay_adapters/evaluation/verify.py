@@ -33,7 +33,14 @@ if TYPE_CHECKING:
 
 _QUESTION_ROOM_TOKENS = 128
 """What a question may hold beyond the budget, so that asking evicts nothing."""
+_QUESTION_TOKENS = 10
+"""What a question counts as in the progress."""
 _numbers = itertools.count()
+
+
+def tokens_of(trace: TokenTrace) -> int:
+    """What the verification of a trace adds up to in the progress."""
+    return trace.n_tokens + _QUESTION_TOKENS * sum(fact.question is not None for fact in trace.facts)
 
 
 @dataclass(frozen=True)
@@ -55,34 +62,28 @@ _Request = tuple[_Run, list[int], Any, RequestHints]
 
 
 class EngineVerifier:
-    """An engine for the variants of one clock; close it when done (vLLM allows one engine a process).
+    """An engine for all variants; close it when done (vLLM allows one engine a process).
 
     Args:
         model: a Hugging Face id, a folder, or None for the default model.
-        leader: the variant whose configuration the engine runs with; others may only be baselines, which read none.
         longest_tokens: of the traces.
         engine_args: laid over those chosen here.
     """
 
-    def __init__(
-        self, model: str | None, leader: Variant, longest_tokens: int, engine_args: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, model: str | None, longest_tokens: int, engine_args: dict[str, Any] | None = None) -> None:
         from memdecay_adapters.engine import MemDecayEngine
 
-        config = leader.config()
-        refresh = leader.make_policy(config).refresh_rule()
         name = f"evaluation-{next(_numbers)}"
         self._policies: list[SessionPolicies] = []
 
         def make(given: MemDecayConfig) -> SessionPolicies:
-            self._policies.append(SessionPolicies(given, refresh))
+            self._policies.append(SessionPolicies(given))
             return self._policies[-1]
 
         register_policy(name, make)
-        self.leader = leader
         self.engine: MemDecayEngine = MemDecayEngine(
             model,
-            config=config.model_copy(update={"policy": name}),
+            config=Variant("memdecay", pinned=True).config().model_copy(update={"policy": name}),
             engine_args={
                 "dtype": "float32",
                 "max_num_batched_tokens": MOST_SESSIONS * CHUNK_TOKENS,
@@ -102,22 +103,18 @@ class EngineVerifier:
         """Free the engine."""
         self.engine.close()
 
-    def accepts(self, variant: Variant) -> bool:
-        """Whether this engine can run the variant."""
-        return variant.is_baseline or variant.policy == "full" or variant == self.leader
-
     def verify(
         self,
         trace: TokenTrace,
         variants: Sequence[tuple[Variant, float | None]],
-        progress: Callable[[str], None] = lambda line: None,
+        progress: Callable[[int], None] = lambda tokens: None,
     ) -> list[FactOutcome]:
         """Outcomes of one trace; a budget that cannot hold what must stay is left out.
 
         Args:
             trace: what to stream.
             variants: with their budgets, parts of the trace's tokens; None: no limit.
-            progress: told what is being done.
+            progress: told of tokens of the trace, and of a question, when all sessions have them; see ``tokens_of``.
         """
         runs = [_Run(trace, variant, budget, session_id(trace, variant, budget)) for variant, budget in variants]
         made: list[FactOutcome] = []
@@ -126,12 +123,9 @@ class EngineVerifier:
                 policy = run.variant.make_policy(run.variant.config())
                 for mux in self._policies:
                     mux.by_session[run.id.key()] = policy
-            progress(f"{trace.id}: streaming {len(batch)} sessions")
-            streamed = self._stream(batch)
+            streamed = self._stream(batch, progress)
             ledger = self.engine.ledger()
-            for run in streamed:
-                progress(f"{trace.id}: asking {run.variant.label}")
-            answers = self._ask(streamed)
+            answers = self._ask(streamed, progress)
             for run in streamed:
                 evictions = ledger.entries(run.id.key())
                 made += [
@@ -144,22 +138,28 @@ class EngineVerifier:
     # ---- one batch
 
     def _batches(self, runs: Sequence[_Run]) -> list[list[_Run]]:
-        """As many sessions at once as the pool holds; never one alone, whose steps vLLM would make longer."""
-        if not runs:
-            return []
-        page = self.engine.config.page_size_tokens
-        each = -(-(runs[0].trace.n_tokens + _QUESTION_ROOM_TOKENS) // page) + CHUNK_TOKENS // page + 2
-        most = min(MOST_SESSIONS, (self.engine.pool_stats().total_pages - 64) // each)
-        if most < 2:
-            raise EngineError(
-                where=f"verification of trace {runs[0].trace.id!r}",
-                rule=f"the pool of {self.engine.pool_stats().total_pages} pages does not hold two sessions of {each}",
-                remedy="Raise kv_cache_memory_bytes.",
-            )
-        n_batches = -(-len(runs) // most)
-        return [list(runs[number::n_batches]) for number in range(n_batches)]
+        """As many sessions at once as the pool holds, budgets and what a question may need beside them."""
+        page, chunk_pages = self.engine.config.page_size_tokens, CHUNK_TOKENS // self.engine.config.page_size_tokens
+        room = self.engine.pool_stats().total_pages - MOST_SESSIONS * chunk_pages - 64
+        batches: list[list[_Run]] = []
+        free = 0
+        for run in runs:
+            tokens = min(run.tokens or run.trace.n_tokens, run.trace.n_tokens) + _QUESTION_ROOM_TOKENS
+            need = -(-tokens // page) + chunk_pages + 2
+            if need > room:
+                raise EngineError(
+                    where=f"verification of trace {run.trace.id!r}",
+                    rule=f"the pool has {room} pages for sessions, and {run.variant.label} needs {need}",
+                    remedy="Raise kv_cache_memory_bytes.",
+                )
+            if not batches or free < need or len(batches[-1]) == MOST_SESSIONS:
+                batches.append([])
+                free = room
+            batches[-1].append(run)
+            free -= need
+        return batches
 
-    def _stream(self, batch: Sequence[_Run]) -> list[_Run]:
+    def _stream(self, batch: Sequence[_Run], progress: Callable[[int], None]) -> list[_Run]:
         """Stream all turns; returns the runs whose budgets could hold what must stay."""
         from vllm import SamplingParams
 
@@ -182,9 +182,12 @@ class EngineVerifier:
             if len(alive) == 1:
                 requests.append(_twin(requests[0]))
             alive = [run for run, _ in self._all(requests) if run in alive]
+            progress(turn.end - (trace.turns()[number - 1].end if number else 0))
         return alive
 
-    def _ask(self, runs: Sequence[_Run]) -> dict[tuple[SessionId, str], tuple[bool, bool]]:
+    def _ask(
+        self, runs: Sequence[_Run], progress: Callable[[int], None]
+    ) -> dict[tuple[SessionId, str], tuple[bool, bool]]:
         """Whether the right one of eight was chosen, and whether its token was the most likely of all."""
         from vllm import SamplingParams
 
@@ -216,6 +219,7 @@ class EngineVerifier:
                     question.chosen(result.logprobs[0]) == right,
                     result.token_ids[0] == right,
                 )
+            progress(_QUESTION_TOKENS)
         return answers
 
     def _all(self, requests: Sequence[_Request]) -> list[tuple[_Run, GenerationResult]]:
