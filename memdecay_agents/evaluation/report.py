@@ -18,6 +18,7 @@ from memdecay_agents.evaluation.cells import (
     places,
 )
 from memdecay_agents.evaluation.outcomes import FactOutcome
+from memdecay_agents.evaluation.recall_report import recall_comparisons
 from memdecay_agents.evaluation.statistics import Interval, mean_interval, proportion
 from memdecay_agents.evaluation.variants import PAGE_SIZE_TOKENS
 
@@ -80,6 +81,8 @@ class EvaluationResult:
             {**place._asdict(), "difference": _interval(interval)}
             for place, interval in sorted(full_cache_difference(self.outcomes).items())
         ]
+        if recalled := recall_comparisons(self.outcomes):
+            made["recall"] = [comparison.as_json() for comparison in recalled]
         return {**made, "skipped": list(self.skipped), **self.about}
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memdecay_agents.errors import TraceError
-from memdecay_agents.recall.estimator import EvidenceArray
+from memdecay_agents.recall.estimator import EvidenceArray, with_neighbours
 
 LOOKED_AT = 6
 """Heads that stand best alone; the chosen ones are among them."""
@@ -21,7 +21,7 @@ class AskedPages(NamedTuple):
     """One question: what each KV head says of each candidate page, and where the answer is."""
 
     evidence: EvidenceArray
-    """float64 [n_heads, n_pages]."""
+    """float64 [n_heads, n_pages] of consecutive pages."""
     value_page: int
     """The page on which the value begins."""
     fact_pages: tuple[int, ...]
@@ -42,7 +42,7 @@ def choose_heads(questions: Sequence[AskedPages]) -> tuple[int, ...]:
     """Indices of the chosen heads, the best alone first.
 
     The heads with the best mean reciprocal rank of the value's page are looked at; of their pairs and triples the one
-    whose sum has the best mean reciprocal rank is chosen.
+    whose sum has the best mean reciprocal rank is chosen. Neighbours do not count here: they would hide differences.
 
     Raises:
         TraceError: no questions.
@@ -56,10 +56,14 @@ def choose_heads(questions: Sequence[AskedPages]) -> tuple[int, ...]:
 
 
 def recall_at(questions: Sequence[AskedPages], heads: Sequence[int], ks: Sequence[int]) -> dict[int, float]:
-    """Share of questions all of whose fact's pages are among the first k by these heads' evidence, by k."""
+    """Share of questions all of whose fact's pages are among the first k by these heads' evidence, by k.
+
+    Neighbours count, as they do when pages are recalled.
+    """
     worst = []
     for asked in questions:
         evidence = asked.evidence[list(heads)].sum(axis=0)
+        evidence = with_neighbours(evidence, np.arange(evidence.size))
         worst.append(max(rank_of(evidence, page) for page in asked.fact_pages))
     return {k: round(sum(rank <= k for rank in worst) / len(worst), 4) for k in ks}
 

@@ -14,7 +14,7 @@ from memdecay_adapters.commands.calibrate import calibrate
 from memdecay_adapters.evaluation.tokenised import tokenise_trace
 from memdecay_adapters.models import DEFAULT_MODEL_NAME
 from memdecay_adapters.recall import calibrating, heads_for
-from memdecay_adapters.recall.calibrating import HeadCalibration, calibrate_heads
+from memdecay_adapters.recall.calibrating import HeadCalibration, ask, calibrate_heads
 from memdecay_adapters.recall.reader import Reader
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.calibration import ProfileFile
@@ -93,7 +93,7 @@ def test_calibration_chooses_among_the_models_own_heads(random_llama_path):
     assert {(head.layer < 2, head.kv_head < 2) for head in found.heads} == {(True, True)}
     assert 2 <= len(found.heads) <= 3
     assert list(found.recall_at.values()) == sorted(found.recall_at.values())
-    assert found.questions == 12
+    assert found.questions == 24
 
 
 @pytest.mark.usefixtures("small_vocabulary")
@@ -158,7 +158,7 @@ def test_the_shipped_heads_find_facts_that_chose_nothing(model_path, tokenizer):
     found = []
     for fact in tokens.facts:
         if fact.region != "system":
-            asked, heads = calibrating._ask(reader, tokenizer, tokens, fact, options)
+            asked, heads = ask(reader, tokenizer, tokens, fact, fact.question.stem, options)
             rows = [heads.index((head.layer, head.kv_head)) for head in shipped.heads]
             evidence = asked.evidence[rows].sum(0)
             found.append(int((evidence > evidence[asked.value_page]).sum()) < 4)

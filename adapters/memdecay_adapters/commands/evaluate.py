@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,6 +13,7 @@ from memdecay_agents.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from memdecay_agents.evaluation.asking import Asking
     from memdecay_agents.evaluation.report import EvaluationResult, Table
 
 
@@ -30,6 +31,13 @@ def evaluate(
         float, typer.Option(help="Part of the traces that the real engine verifies; 0: replay only.")
     ] = 0.25,
     most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
+    tier: Annotated[
+        str, typer.Option(help="off, or host: what recall from host memory brings back, in the real engine only.")
+    ] = "off",
+    asking: Annotated[
+        str, typer.Option(help="Of --tier host: verbatim, paraphrased, several, chat; default: all.")
+    ] = "",
+    longest: Annotated[int, typer.Option(min=1, help="Longer traces of files are left out (tokens).")] = 4096,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all cells to this file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for a PNG and an HTML page.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file, in Markdown.")] = None,
@@ -50,6 +58,9 @@ def evaluate(
         budgets=_fractions(budgets),
         policies=tuple(policies.split(",")) if policies else None,
         verify_part=verify,
+        longest_tokens=longest,
+        tier=_tier(tier),
+        askings=_askings(asking),
     )
     result = with_progress(console, lambda show: Evaluation(options, show).run())
     if json_file is not None:
@@ -84,6 +95,23 @@ def _fractions(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
         raise ConfigError(where="--budgets", rule=str(error), remedy="Give numbers like 0.25,0.5.") from error
+
+
+def _tier(name: str) -> Literal["off", "host"]:
+    if name == "off":
+        return "off"
+    if name == "host":
+        return "host"
+    raise ConfigError(where="--tier", rule=f"unknown {name!r}", remedy="Use off or host.")
+
+
+def _askings(names: str) -> tuple[Asking, ...]:
+    from memdecay_agents.evaluation.asking import ASKINGS
+
+    wanted = names.split(",") if names else list(ASKINGS)
+    if unknown := [name for name in wanted if name not in ASKINGS]:
+        raise ConfigError(where="--asking", rule=f"unknown {unknown}", remedy=f"Use {', '.join(ASKINGS)}.")
+    return tuple(asking for asking in ASKINGS if asking in wanted)
 
 
 def _generators(name: str) -> tuple[str, ...]:
@@ -121,9 +149,12 @@ def as_markdown(result: EvaluationResult) -> str:
 
 
 def _tables(result: EvaluationResult) -> list[tuple[str, Table]]:
+    from memdecay_agents.evaluation.recall_report import recall_table
     from memdecay_agents.evaluation.report import comparison_table, survival_table
 
-    found = []
+    found: list[tuple[str, Table]] = []
+    if any(outcome.stage == "recall" for outcome in result.outcomes):
+        found.append(("recall: right answers against the full cache", recall_table(result.outcomes)))
     for stage in ("replay", "verify"):
         if any(outcome.stage == stage for outcome in result.outcomes):
             found.append(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import memdecay_adapters.engine
 from memdecay_adapters.bench.machine import machine, versions
@@ -20,6 +20,7 @@ from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_adapters.models.default_model import cache_folder
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
+from memdecay_agents.evaluation.asking import ASKINGS, Asking
 from memdecay_agents.evaluation.outcome_store import OutcomeStore, code_digest
 from memdecay_agents.evaluation.outcomes import FactOutcome
 from memdecay_agents.evaluation.replay import CHUNK_TOKENS, Replay
@@ -54,6 +55,10 @@ class EvaluateOptions:
     """Part of the traces of each source and length that are verified with the real engine; 0: none."""
     longest_tokens: int = 4096
     """Longer traces of files are left out."""
+    tier: Literal["off", "host"] = "off"
+    """"host": only the recall stage, with evicted pages in host memory and without."""
+    askings: tuple[Asking, ...] = ASKINGS
+    """Of the recall stage."""
     cache: Path | None = None
 
     def check(self) -> None:
@@ -96,7 +101,7 @@ class Evaluation:
         self.model_path = resolve_model(options.model)
         self.config = MemDecayConfig(page_size_tokens=PAGE_SIZE_TOKENS)
         self.skipped: list[str] = []
-        self.variants = variants_of(options.policies)
+        self.variants = variants_of(options.policies or (("full", "memdecay") if options.tier == "host" else None))
         folder = options.cache or cache_folder() / "eval"
         self.recorder = AttentionRecorder(self.model_path, self.config, folder / "recordings")
         engine = Path(memdecay_adapters.engine.__file__).parent
@@ -104,8 +109,11 @@ class Evaluation:
         self.store = OutcomeStore(folder / f"verified-{code}.jsonl")
 
     def run(self) -> EvaluationResult:
-        """Record, replay, verify and sum up."""
+        """Record, replay, verify and sum up; with a host tier: the recall stage instead."""
         traces = self.traces()
+        if self.options.tier == "host":
+            recalled = self.recall(self.chosen(traces))
+            return EvaluationResult(tuple(recalled), self.about(traces, recalled), tuple(self.skipped))
         self.record(traces)
         outcomes = self.replay(traces)
         degenerate = {outcome.key: outcome.degenerate for outcome in outcomes}
@@ -200,6 +208,13 @@ class Evaluation:
                 verifier.close()
         self.progress("verify", total, total)
         return outcomes
+
+    def recall(self, traces: Sequence[TokenTrace]) -> list[FactOutcome]:
+        """Stream traces through an engine without a host tier and through one with it, and ask in all ways."""
+        from memdecay_adapters.evaluation.recall_stage import run_recall
+
+        work = [(trace, self.todo(trace)) for trace in traces]
+        return run_recall(self.options.model, work, self.options.askings, self.store, self.progress)
 
     def _key(self, trace: TokenTrace) -> str:
         about = [

@@ -8,7 +8,7 @@ for its own tokens, so that nothing more is evicted, and is forgotten again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,10 @@ from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span
 
 if TYPE_CHECKING:
-    from memdecay_adapters.engine import MemDecayEngine, RequestStream
+    from memdecay_adapters.engine import HostTier, MemDecayEngine, RequestStream
     from memdecay_adapters.engine.results import GenerationResult
 
-_QUESTION_ROOM_TOKENS = 128
+QUESTION_ROOM_TOKENS = 128
 """What a question may hold beyond the budget, so that asking evicts nothing."""
 _QUESTION_TOKENS = 10
 """What a question counts as in the progress."""
@@ -44,7 +44,7 @@ def tokens_of(trace: TokenTrace) -> int:
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """One trace under one variant and budget."""
 
     trace: TokenTrace
@@ -54,10 +54,11 @@ class _Run:
 
     @property
     def tokens(self) -> int | None:
+        """The budget in tokens; None: no limit."""
         return budget_tokens(self.trace, self.budget)
 
 
-_Request = tuple[_Run, list[int], Any, RequestHints]
+_Request = tuple[Run, list[int], Any, RequestHints]
 """What is streamed, the prompt's ids, vLLM's sampling parameters, hints."""
 
 
@@ -68,9 +69,17 @@ class EngineVerifier:
         model: a Hugging Face id, a folder, or None for the default model.
         longest_tokens: of the traces.
         engine_args: laid over those chosen here.
+        host_tier: for evicted pages; None: they are gone.
     """
 
-    def __init__(self, model: str | None, longest_tokens: int, engine_args: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: str | None,
+        longest_tokens: int,
+        engine_args: dict[str, Any] | None = None,
+        *,
+        host_tier: HostTier | None = None,
+    ) -> None:
         from memdecay_adapters.engine import MemDecayEngine
 
         name = f"evaluation-{next(_numbers)}"
@@ -89,7 +98,7 @@ class EngineVerifier:
                 "max_num_batched_tokens": MOST_SESSIONS * CHUNK_TOKENS,
                 "max_num_seqs": MOST_SESSIONS,
                 "long_prefill_token_threshold": CHUNK_TOKENS,
-                "max_model_len": longest_tokens + 2 * _QUESTION_ROOM_TOKENS,
+                "max_model_len": longest_tokens + 2 * QUESTION_ROOM_TOKENS,
                 "kv_cache_memory_bytes": 2**31,
                 "enable_prefix_caching": False,
                 "logits_processors": [PATH],
@@ -97,6 +106,7 @@ class EngineVerifier:
                 **(engine_args or {}),
             },
             keep_sessions=True,
+            host_tier=host_tier,
         )
 
     def close(self) -> None:
@@ -116,14 +126,9 @@ class EngineVerifier:
             variants: with their budgets, parts of the trace's tokens; None: no limit.
             progress: told of tokens of the trace, and of a question, when all sessions have them; see ``tokens_of``.
         """
-        runs = [_Run(trace, variant, budget, session_id(trace, variant, budget)) for variant, budget in variants]
         made: list[FactOutcome] = []
-        for batch in self._batches(runs):
-            for run in batch:
-                policy = run.variant.make_policy(run.variant.config())
-                for mux in self._policies:
-                    mux.by_session[run.id.key()] = policy
-            streamed = self._stream(batch, progress)
+        for batch in self.prepared(trace, variants):
+            streamed = self.stream(batch, progress)
             ledger = self.engine.ledger()
             answers = self._ask(streamed, progress)
             for run in streamed:
@@ -135,16 +140,26 @@ class EngineVerifier:
             self.engine.close_sessions()
         return made
 
+    def prepared(self, trace: TokenTrace, variants: Sequence[tuple[Variant, float | None]]) -> Iterator[list[Run]]:
+        """Runs of a trace, as many at once as the pool holds, their policies in place."""
+        runs = [Run(trace, variant, budget, session_id(trace, variant, budget)) for variant, budget in variants]
+        for batch in self._batches(runs):
+            for run in batch:
+                policy = run.variant.make_policy(run.variant.config())
+                for mux in self._policies:
+                    mux.by_session[run.id.key()] = policy
+            yield batch
+
     # ---- one batch
 
-    def _batches(self, runs: Sequence[_Run]) -> list[list[_Run]]:
+    def _batches(self, runs: Sequence[Run]) -> list[list[Run]]:
         """As many sessions at once as the pool holds, budgets and what a question may need beside them."""
         page, chunk_pages = self.engine.config.page_size_tokens, CHUNK_TOKENS // self.engine.config.page_size_tokens
         room = self.engine.pool_stats().total_pages - MOST_SESSIONS * chunk_pages - 64
-        batches: list[list[_Run]] = []
+        batches: list[list[Run]] = []
         free = 0
         for run in runs:
-            tokens = min(run.tokens or run.trace.n_tokens, run.trace.n_tokens) + _QUESTION_ROOM_TOKENS
+            tokens = min(run.tokens or run.trace.n_tokens, run.trace.n_tokens) + QUESTION_ROOM_TOKENS
             need = -(-tokens // page) + chunk_pages + 2
             if need > room:
                 raise EngineError(
@@ -159,7 +174,7 @@ class EngineVerifier:
             free -= need
         return batches
 
-    def _stream(self, batch: Sequence[_Run], progress: Callable[[int], None]) -> list[_Run]:
+    def stream(self, batch: Sequence[Run], progress: Callable[[int], None]) -> list[Run]:
         """Stream all turns; returns the runs whose budgets could hold what must stay."""
         from vllm import SamplingParams
 
@@ -181,12 +196,12 @@ class EngineVerifier:
                 requests.append((run, ids[: turn.prompt_end], sampling, hints))
             if len(alive) == 1:
                 requests.append(_twin(requests[0]))
-            alive = [run for run, _ in self._all(requests) if run in alive]
+            alive = [run for run, _ in self.serve(requests) if run in alive]
             progress(turn.end - (trace.turns()[number - 1].end if number else 0))
         return alive
 
     def _ask(
-        self, runs: Sequence[_Run], progress: Callable[[int], None]
+        self, runs: Sequence[Run], progress: Callable[[int], None]
     ) -> dict[tuple[SessionId, str], tuple[bool, bool]]:
         """Whether the right one of eight was chosen, and whether its token was the most likely of all."""
         from vllm import SamplingParams
@@ -208,11 +223,11 @@ class EngineVerifier:
                 n_tokens = run.trace.n_tokens
                 last = run.trace.turns()[-1]._replace(prompt_end=n_tokens, end=n_tokens)
                 ids = [*run.trace.token_ids.tolist(), *question.stem_ids]
-                room = None if run.tokens is None else run.tokens + _QUESTION_ROOM_TOKENS
+                room = None if run.tokens is None else run.tokens + QUESTION_ROOM_TOKENS
                 hints = turn_hints(run.trace, len(run.trace.turns()), last, run.id, room, run.variant)
                 spans = (*hints.spans, Span(n_tokens, len(ids), "user"))
                 requests.append((run, ids, sampling, hints.model_copy(update={"spans": spans})))
-            for run, result in self._all(requests):
+            for run, result in self.serve(requests):
                 assert result.logprobs is not None
                 right = question.candidates[0]
                 answers[run.id, fact.id] = (
@@ -222,10 +237,10 @@ class EngineVerifier:
             progress(_QUESTION_TOKENS)
         return answers
 
-    def _all(self, requests: Sequence[_Request]) -> list[tuple[_Run, GenerationResult]]:
+    def serve(self, requests: Sequence[_Request]) -> list[tuple[Run, GenerationResult]]:
         """Serve requests, all from the same step on; those whose budget cannot hold what must stay are left out."""
 
-        def submit(*_: Any) -> list[tuple[_Run, RequestStream]]:
+        def submit(*_: Any) -> list[tuple[Run, RequestStream]]:
             streams = []
             for run, ids, sampling, hints in requests:
                 try:
@@ -241,12 +256,12 @@ class EngineVerifier:
 def _twin(request: _Request) -> _Request:
     """Company without a budget: vLLM would give a request that is alone larger steps."""
     run, ids, sampling, hints = request
-    twin = _Run(run.trace, run.variant, None, run.id._replace(thread_id=f"{run.id.thread_id}:twin"))
+    twin = Run(run.trace, run.variant, None, run.id._replace(thread_id=f"{run.id.thread_id}:twin"))
     return twin, ids, sampling, hints.model_copy(update={"session": twin.id.hint_session, "budget_tokens": None})
 
 
 def _outcome(
-    run: _Run, fact: TokenFact, evictions: Sequence[LedgerEntry], answer: tuple[bool, bool] | None
+    run: Run, fact: TokenFact, evictions: Sequence[LedgerEntry], answer: tuple[bool, bool] | None
 ) -> FactOutcome:
     return FactOutcome(
         source=run.trace.source,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from memdecay_adapters.evaluation.questions import chat_turn
 from memdecay_adapters.evaluation.tokenised import tokenise_trace
 from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_adapters.recall.fingerprint import fingerprint_of
@@ -82,8 +83,9 @@ def calibrate_heads(
         reader.read(tokens.token_ids.tolist())
         for fact in tokens.facts:
             if fact.question is not None and fact.region != "system":
-                asked, layers = _ask(reader, tokenizer, tokens, fact, options)
-                found[seed in options.choose_seeds].append(asked)
+                for question in (fact.question.stem, chat_turn(f"What is the {fact.question.attribute}?", tokenizer)):
+                    asked, layers = ask(reader, tokenizer, tokens, fact, question, options)
+                    found[seed in options.choose_seeds].append(asked)
     progress("heads", len(wanted), len(wanted))
     if not found[False]:
         raise TraceError(where="retrieval heads", rule="no seeds are left to check by", remedy="Give check_seeds.")
@@ -99,10 +101,22 @@ def calibrate_heads(
     )
 
 
-def _ask(
-    reader: Reader, tokenizer: Any, trace: TokenTrace, fact: TokenFact, options: HeadCalibration
+def ask(
+    reader: Reader, tokenizer: Any, trace: TokenTrace, fact: TokenFact, question: str, options: HeadCalibration
 ) -> tuple[AskedPages, list[tuple[int, int]]]:
-    """One question's evidence by KV head, and which (layer, KV head) each row is."""
+    """One question's evidence by KV head, and which (layer, KV head) each row is.
+
+    Args:
+        reader: has read the trace.
+        tokenizer: of its model.
+        trace: with the fact in it.
+        fact: one with values to choose from.
+        question: text behind the trace.
+        options: page size and window.
+
+    Raises:
+        UnsupportedError: no layer attends to the whole text.
+    """
     assert fact.question is not None
     page = options.page_size_tokens
     pages, valid = candidate_pages(trace, page)
@@ -119,7 +133,7 @@ def _ask(
             rows.append(page_evidence(last[head][:, None], own[head][:, :, None], valid, scale))
             heads.append((layer, head))
 
-    reader.ask(_ids(tokenizer, fact.question.stem), see)
+    reader.ask(_ids(tokenizer, question), see)
     if not rows:
         raise UnsupportedError(
             where=f"model {reader.model_path!r}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,4 +70,8 @@ def _calibrated(model: str | None, progress: Progress) -> RetrievalHeads:
 
     options = HeadCalibration()
     _log.warning("looking for the retrieval heads of %s once: %s", model or "the default model", options.cost())
-    return calibrate_heads(model, options, progress)
+    began = time.monotonic()
+    heads = calibrate_heads(model, options, progress)
+    named = ", ".join(f"{head.layer}.{head.kv_head}" for head in heads.heads)
+    _log.warning("found %s (layer.kv_head) in %.0f seconds", named, time.monotonic() - began)
+    return heads

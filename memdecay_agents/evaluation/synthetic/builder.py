@@ -100,7 +100,7 @@ class _Builder:
             value = pools[kind].pop(0)
             used[kind] -= 1
             wrong = tuple(pools[kind][used[kind] :])
-            yield attribute, Question(f"\nNote: The {attribute} is", (value, *wrong))
+            yield attribute, Question(f"\nNote: The {attribute} is", (value, *wrong), attribute)
 
     def build(self) -> Trace:
         plan = self._plan()
