@@ -52,7 +52,7 @@ def calibrate_heads(
     options: HeadCalibration | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> RetrievalHeads:
-    """Find the retrieval heads of a model; about a minute for 135 million weights on one core.
+    """Find the retrieval heads of a model; two to three minutes for 135 million weights on one core.
 
     Args:
         model: a folder, a Hugging Face id, or None for the default model.
