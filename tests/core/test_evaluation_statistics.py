@@ -16,7 +16,7 @@ from memdecay_agents.evaluation.statistics import bootstrap, paired_difference, 
 
 CELL_KEYS = {
     "source", "stage", "length", "budget", "policy", "pinned", "region", "facts", "survived", "probes", "correct",
-    "degenerate",
+    "degenerate", "tier", "asking", "exact",
 }  # fmt: skip
 
 
