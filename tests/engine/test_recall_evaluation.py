@@ -26,17 +26,17 @@ def test_a_host_tier_brings_back_what_the_full_cache_knows(no_engine, tokenizer)
         outcomes = verifier.recall(trace, todo, ASKINGS)
         verifier.engine.ledger().check_integrity()
         assert verifier.engine.pool_stats().free_pages == verifier.engine.pool_stats().total_pages
-        ledger = verifier.engine.ledger()
-        moved = {entry.reason.value for entry in ledger.entries()}
+        returned = verifier.engine.ledger().returns()
     finally:
         verifier.close()
-    assert {"swapped_in", "swapped_out"} <= moved
+    assert len(returned) > 10
     unpinned = [o for o in outcomes if o.region != "system"]
     assert {o.asking for o in unpinned} == {"verbatim", "paraphrased", "several"}  # it has no questions of a user
     for asking, share in (("verbatim", 0.9), ("paraphrased", 0.75), ("several", 0.6)):
         mine = [o for o in unpinned if o.asking == asking]
         ours, full = ([o for o in mine if o.policy == policy] for policy in ("memdecay", "full"))
         assert len(ours) == len(full) == 12
+        print(asking, *(sum(getattr(o, name) for o in them) for them in (ours, full) for name in ("survived", "correct", "exact")))
         assert sum(o.correct for o in full) >= 8
         assert sum(o.correct for o in ours) >= share * sum(o.correct for o in full)
         assert all(o.survived for o in full)
