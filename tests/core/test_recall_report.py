@@ -111,7 +111,7 @@ def test_ratios_are_of_the_same_facts_to_the_full_cache():
             outcome("memdecay", "off", number < 2, fact),
             outcome("memdecay", "host", number < 5, fact),
         ]
-    made += [outcome("memdecay", "host", True, "user/asked by nobody else")]
+    made += [outcome("memdecay", tier, True, "user/not asked with the full cache") for tier in ("off", "host")]
     made += [outcome(p, t, True, "system/s", trace=f"t{i}") for p, t in (("full", "off"), ("memdecay", "off")) for i in (0, 1)]  # noqa: E501  # fmt: skip
     made += [outcome("memdecay", "host", i == 0, "system/s", trace=f"t{i}") for i in (0, 1)]
     (found,) = recall_comparisons(made)
