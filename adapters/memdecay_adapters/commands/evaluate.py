@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def evaluate(
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
     generator: Annotated[
-        str, typer.Option(help="planted, paraphrased, both, varied, reworded or none (default with --traces).")
+        str,
+        typer.Option(
+            help="planted, paraphrased, both (of these), retold, varied, reworded or none (default with --traces)."
+        ),
     ] = "",
     traces: Annotated[list[Path] | None, typer.Option(help="A trace file (repeat for more).")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds of synthetic traces: 1000-1007 or 1000,1002.")] = "1000-1007",
@@ -121,7 +124,7 @@ def as_markdown(result: EvaluationResult) -> str:
 
 
 def _tables(result: EvaluationResult) -> list[tuple[str, Table]]:
-    from memdecay_agents.evaluation.report import comparison_table, survival_table
+    from memdecay_agents.evaluation.report import comparison_table, published_table, survival_table
 
     found = []
     for stage in ("replay", "verify"):
@@ -134,6 +137,7 @@ def _tables(result: EvaluationResult) -> list[tuple[str, Table]]:
         found.append(
             ("verify: right answers of eight, unpinned facts", comparison_table(result.outcomes, "verify", asked=True))
         )
+        found.append(("verify: beside what was published", published_table(result.outcomes)))
     return found
 
 
@@ -147,6 +151,12 @@ def _notes(result: EvaluationResult) -> list[str]:
             notes.append(f"{stage}: {mean_ratio(compared)} times the best pinned baseline, mean over places.")
     if result.replay_agreement is not None:
         notes.append(f"Replay and verification agree on {result.replay_agreement:.1%} of the facts.")
+    if (ceiling := result.about.get("ceiling")) is not None:
+        lost = result.about["right_where_lost"]
+        notes.append(
+            f"Right answers: ceiling {ceiling:.1%} (full cache), floor {result.about['chance']:.1%} (chance)"
+            + ("." if lost is None else f"; {lost:.1%} where the fact was lost.")
+        )
     return [*notes, "* degenerate: pinned and protected pages fill more than half of the budget; no claim.", PUBLISHED]
 
 
