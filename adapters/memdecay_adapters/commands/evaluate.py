@@ -21,7 +21,8 @@ def evaluate(
     generator: Annotated[
         str,
         typer.Option(
-            help="planted, paraphrased, both (of these), retold, varied, reworded or none (default with --traces)."
+            help="planted, paraphrased, both (of these), retold, varied, reworded, several with commas, or none "
+            "(default with --traces)."
         ),
     ] = "",
     traces: Annotated[list[Path] | None, typer.Option(help="A trace file (repeat for more).")] = None,
@@ -93,9 +94,10 @@ def _generators(name: str) -> tuple[str, ...]:
     from memdecay_agents.evaluation.synthetic import GENERATORS
 
     known = {"both": ("planted", "paraphrased"), "none": (), **{one: (one,) for one in GENERATORS}}
-    if name not in known:
-        raise ConfigError(where="--generator", rule=f"unknown {name!r}", remedy=f"Use one of {', '.join(known)}.")
-    return known[name]
+    for part in name.split(","):
+        if part not in known:
+            raise ConfigError(where="--generator", rule=f"unknown {part!r}", remedy=f"Use some of {', '.join(known)}.")
+    return tuple(dict.fromkeys(one for part in name.split(",") for one in known[part]))
 
 
 def with_progress(console: Console, work):  # type: ignore[no-untyped-def]  # what the work returns
