@@ -66,10 +66,6 @@ class MemDecayConfig(BaseModel):
     """What a page inside its region's quota gains in the order beside its structural part, which counts only there;
     None: no page outside a quota stays before one inside. Ours."""
 
-    neighbour_bonus: float = Field(default=0.0, ge=0.0)
-    """What a page gains in the default policy when the pages on both of its sides are held, half of it for one: a
-    sentence that runs over a page's edge is worth nothing once its other half left. Ours."""
-
     ewma_factor: float = Field(default=0.1, gt=0.0, le=1.0)
     """Weight of one query in the moving average of raw mass: 0.1 sees about ten queries. Ours."""
 

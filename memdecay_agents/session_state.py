@@ -37,8 +37,8 @@ class SessionState:
     Args:
         session_id: whose memory this is.
         agent: name of the agent, for ledger and messages.
-        config: shared by all sessions of an engine.
-        policy: shared by all sessions of an engine.
+        config: shared by all sessions of an engine, unless the policy has another for this one.
+        policy: shared by all sessions of an engine; it may name another for this one (`Policy.for_session`).
         ledger: where evictions are booked; by default one of its own.
         draw_key: what policies that draw numbers go by; by default the session's key.
     """

@@ -51,25 +51,12 @@ class MemDecayPolicy(Policy):
     def token_scores(self, view: PageView) -> FloatArray:
         """Structure + key norm + salience, float32 [P, page]; ranks are 0 on pages that are not evictable."""
         structure, key_norm, salience = token_parts(view, self._terms(view)).values()
-        return structure + key_norm + salience + self._neighbours(view)[:, None]
+        return structure + key_norm + salience
 
     def score_parts(self, view: PageView) -> dict[str, FloatArray]:
         """The decaying ``structure`` and the two rank terms, ``key_norm`` (at most 0) and ``salience``."""
         structure, key_norm, salience = page_parts(view, self._terms(view)).values()
-        return {
-            "structure": structure,
-            "key_norm": key_norm,
-            "salience": salience,
-            "neighbours": self._neighbours(view),
-        }
-
-    def _neighbours(self, view: PageView) -> FloatArray:
-        """What a page gains by what lies beside it, float32 [P]: half of ``neighbour_bonus`` for each neighbour held."""
-        beside = np.diff(view.page_index) == 1
-        held = np.full(view.n_pages, 0, dtype=np.float32)
-        held[1:] += beside
-        held[:-1] += beside
-        return np.asarray(held * np.float32(self.config.neighbour_bonus / 2), dtype=np.float32)
+        return {"structure": structure, "key_norm": key_norm, "salience": salience}
 
     def order(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> IndexArray:
         """Superseded pages, then the others by rising score after what quotas give and take; see ``quota_bonus``.

@@ -36,7 +36,8 @@ def test_a_host_tier_brings_back_what_the_full_cache_knows(no_engine, tokenizer)
         mine = [o for o in unpinned if o.asking == asking]
         ours, full = ([o for o in mine if o.policy == policy] for policy in ("memdecay", "full"))
         assert len(ours) == len(full) == 12
-        print(asking, *(sum(getattr(o, name) for o in them) for them in (ours, full) for name in ("survived", "correct", "exact")))
+        for name in ("survived", "correct", "exact"):
+            print(asking, name, *(sum(bool(getattr(o, name)) for o in them) for them in (ours, full)))
         assert sum(o.correct for o in full) >= 8
         assert sum(o.correct for o in ours) >= share * sum(o.correct for o in full)
         assert all(o.survived for o in full)

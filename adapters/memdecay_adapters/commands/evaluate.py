@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 def evaluate(
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
     generator: Annotated[
-        str, typer.Option(help="planted, paraphrased, both, varied, reworded or none (default with --traces).")
+        str,
+        typer.Option(
+            help="planted, paraphrased, both (of these), retold, varied, reworded, several with commas, or none "
+            "(default with --traces)."
+        ),
     ] = "",
     traces: Annotated[list[Path] | None, typer.Option(help="A trace file (repeat for more).")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds of synthetic traces: 1000-1007 or 1000,1002.")] = "1000-1007",
@@ -118,9 +122,10 @@ def _generators(name: str) -> tuple[str, ...]:
     from memdecay_agents.evaluation.synthetic import GENERATORS
 
     known = {"both": ("planted", "paraphrased"), "none": (), **{one: (one,) for one in GENERATORS}}
-    if name not in known:
-        raise ConfigError(where="--generator", rule=f"unknown {name!r}", remedy=f"Use one of {', '.join(known)}.")
-    return known[name]
+    for part in name.split(","):
+        if part not in known:
+            raise ConfigError(where="--generator", rule=f"unknown {part!r}", remedy=f"Use some of {', '.join(known)}.")
+    return tuple(dict.fromkeys(one for part in name.split(",") for one in known[part]))
 
 
 def with_progress(console: Console, work):  # type: ignore[no-untyped-def]  # what the work returns
@@ -150,7 +155,7 @@ def as_markdown(result: EvaluationResult) -> str:
 
 def _tables(result: EvaluationResult) -> list[tuple[str, Table]]:
     from memdecay_agents.evaluation.recall_report import recall_table
-    from memdecay_agents.evaluation.report import comparison_table, survival_table
+    from memdecay_agents.evaluation.report import comparison_table, published_table, survival_table
 
     found: list[tuple[str, Table]] = []
     if any(outcome.stage == "recall" for outcome in result.outcomes):
@@ -165,6 +170,7 @@ def _tables(result: EvaluationResult) -> list[tuple[str, Table]]:
         found.append(
             ("verify: right answers of eight, unpinned facts", comparison_table(result.outcomes, "verify", asked=True))
         )
+        found.append(("verify: beside what was published", published_table(result.outcomes)))
     return found
 
 
@@ -178,6 +184,12 @@ def _notes(result: EvaluationResult) -> list[str]:
             notes.append(f"{stage}: {mean_ratio(compared)} times the best pinned baseline, mean over places.")
     if result.replay_agreement is not None:
         notes.append(f"Replay and verification agree on {result.replay_agreement:.1%} of the facts.")
+    if (ceiling := result.about.get("ceiling")) is not None:
+        lost = result.about["right_where_lost"]
+        notes.append(
+            f"Right answers: ceiling {ceiling:.1%} (full cache), floor {result.about['chance']:.1%} (chance)"
+            + ("." if lost is None else f"; {lost:.1%} where the fact was lost.")
+        )
     return [*notes, "* degenerate: pinned and protected pages fill more than half of the budget; no claim.", PUBLISHED]
 
 

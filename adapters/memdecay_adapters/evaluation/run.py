@@ -184,7 +184,7 @@ class Evaluation:
         from memdecay_adapters.evaluation.verify import EngineVerifier, tokens_of
 
         missing = [trace for trace in traces if self._key(trace) not in self.store]
-        total, done = sum(map(tokens_of, traces)), 0
+        total, done = sum(tokens_of(trace, len(self.todo(trace))) for trace in traces), 0
         outcomes: list[FactOutcome] = []
 
         def tick(tokens: int) -> None:
@@ -199,7 +199,7 @@ class Evaluation:
             for trace in traces:
                 if verifier is None or self._key(trace) in self.store:
                     outcomes += self.store.get(self._key(trace), list)
-                    tick(tokens_of(trace))
+                    tick(tokens_of(trace, len(self.todo(trace))))
                     continue
                 verify = functools.partial(verifier.verify, trace, self.todo(trace), tick)
                 outcomes += self.store.get(self._key(trace), verify)
@@ -252,6 +252,7 @@ class Evaluation:
             "probes": len(asked),
             "factorisation": factorisation,
             "exact_answers": sum(bool(outcome.exact) for outcome in asked),
+            "ceiling": _rate([o for o in asked if o.policy == "full"]),
             "right_where_survived": _rate([o for o in asked if o.survived]),
             "right_where_lost": _rate([o for o in asked if not o.survived]),
             "chance": 0.125,

@@ -7,6 +7,7 @@ for its own tokens, so that nothing more is evicted, and is forgotten again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,9 +39,9 @@ _QUESTION_TOKENS = 10
 _numbers = itertools.count()
 
 
-def tokens_of(trace: TokenTrace) -> int:
-    """What the verification of a trace adds up to in the progress."""
-    return trace.n_tokens + _QUESTION_TOKENS * sum(fact.question is not None for fact in trace.facts)
+def tokens_of(trace: TokenTrace, sessions: int) -> int:
+    """What the verification of a trace adds up to in the progress: tokens of all sessions, questions among them."""
+    return sessions * (trace.n_tokens + _QUESTION_TOKENS * sum(fact.question is not None for fact in trace.facts))
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,14 @@ class EngineVerifier:
         Args:
             trace: what to stream.
             variants: with their budgets, parts of the trace's tokens; None: no limit.
-            progress: told of tokens of the trace, and of a question, when all sessions have them; see ``tokens_of``.
+            progress: told of tokens that were streamed, and of questions; see ``tokens_of``.
         """
         made: list[FactOutcome] = []
         for batch in self.prepared(trace, variants):
-            streamed = self.stream(batch, progress)
+            tick = functools.partial(_in_all, progress, len(batch))
+            streamed = self.stream(batch, tick)
             ledger = self.engine.ledger()
-            answers = self._ask(streamed, progress)
+            answers = self._ask(streamed, tick)
             for run in streamed:
                 evictions = ledger.entries(run.id.key())
                 made += [
@@ -251,6 +253,10 @@ class EngineVerifier:
 
         streams = self.engine.run_on_engine_thread(submit)
         return [(run, stream.result()) for run, stream in streams]
+
+
+def _in_all(progress: Callable[[int], None], sessions: int, tokens: int) -> None:
+    progress(tokens * sessions)
 
 
 def _twin(request: _Request) -> _Request:

@@ -11,6 +11,7 @@ from memdecay_agents.errors import TraceError
 from memdecay_agents.evaluation.synthetic.domain import Domain
 from memdecay_agents.evaluation.synthetic.paraphrased import PARAPHRASED
 from memdecay_agents.evaluation.synthetic.planted import PLANTED, VARIED
+from memdecay_agents.evaluation.synthetic.retold import RETOLD
 from memdecay_agents.evaluation.synthetic.reworded import REWORDED
 from memdecay_agents.evaluation.synthetic.values import POOLS
 from memdecay_agents.evaluation.traces import Fact, Question, Trace
@@ -20,6 +21,7 @@ GENERATORS: Mapping[str, Domain] = {
     "varied": VARIED,
     "reworded": REWORDED,
     "paraphrased": PARAPHRASED,
+    "retold": RETOLD,
 }
 CHOICES = 8
 SHORTEST_TOKENS = 350
