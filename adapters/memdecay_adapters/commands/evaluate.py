@@ -166,7 +166,7 @@ def _tables(result: EvaluationResult) -> list[tuple[str, Table]]:
                 (f"{stage}: system facts; other facts, survived of all", survival_table(result.outcomes, stage))
             )
             found.append((f"{stage}: survival of unpinned facts", comparison_table(result.outcomes, stage)))
-    if any(outcome.correct is not None for outcome in result.outcomes):
+    if any(outcome.stage == "verify" and outcome.correct is not None for outcome in result.outcomes):
         found.append(
             ("verify: right answers of eight, unpinned facts", comparison_table(result.outcomes, "verify", asked=True))
         )
