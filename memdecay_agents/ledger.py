@@ -161,6 +161,10 @@ class Ledger:
         """Pages that came back from host memory, oldest first, of one session or request or of all."""
         return [entry for entry in self._of(session, request_id) if entry.reason is EvictionReason.swapped_in]
 
+    def moves(self, session: str | None = None, *, request_id: str | None = None) -> list[LedgerEntry]:
+        """Both, in the order in which they happened."""
+        return list(self._of(session, request_id))
+
     def sessions(self) -> tuple[str, ...]:
         """Keys of the sessions that have an account."""
         return tuple(self._accounts)

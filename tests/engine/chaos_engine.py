@@ -70,11 +70,3 @@ def public_id(request_id: str) -> str:
 def worker_of(internals: Any) -> Any:
     """The worker of an engine in this process."""
     return internals.core.model_executor.driver_worker.worker
-
-
-def host_pages_of(controller: Any, request_id: str) -> frozenset[int]:
-    """Pages of a request's session that have a copy in the host tier."""
-    found = controller.with_state(request_id)
-    if controller.tier is None or found is None:
-        return frozenset()
-    return frozenset(controller.tier.catalogue.of(found[1].key))

@@ -18,7 +18,6 @@ from tests.engine.chaos_engine import (
     GUARANTEED_PAGES,
     HOST_PAGES,
     PAGE,
-    host_pages_of,
     manager_of,
     public_id,
     worker_of,
@@ -133,14 +132,13 @@ class Invariants:
             if request.num_computed_tokens == request.num_tokens:
                 life.sampled.append(request.num_tokens - 1)
             clean = life.sight.clean_tokens
-            host_pages = host_pages_of(controller, request_id)
             for page, block in enumerate(row):
                 end = (page + 1) * PAGE
                 if block.block_hash is not None:
                     assert clean is None or end <= clean, f"page {page} is published and saw a context with holes"
                 elif not block.is_null:
                     private = end > computed_before or (clean is not None and end > clean)
-                    private = private or page in host_pages
+                    private = private or page in life.sight.ever_gone  # it came back
                     assert private, f"page {page} is complete and was not published"
 
     @staticmethod

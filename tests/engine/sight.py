@@ -22,6 +22,8 @@ class Sight:
     """One row's life, from its first position on."""
 
     stretches: list[Stretch] = field(default_factory=list)
+    ever_gone: set[int] = field(default_factory=set)
+    """Pages that the row did not hold at some time."""
 
     @classmethod
     def clean(cls, tokens: int) -> Sight:
@@ -41,10 +43,11 @@ class Sight:
     def truncated(self, tokens: int) -> Sight:
         """The first ``tokens`` positions, as a row that was rewound remembers them."""
         kept = [stretch for stretch in self.stretches if stretch.first < tokens]
-        return Sight([stretch._replace(end=min(stretch.end, tokens)) for stretch in kept])
+        return Sight([stretch._replace(end=min(stretch.end, tokens)) for stretch in kept], set(self.ever_gone))
 
     def extend(self, tokens: int, holes: frozenset[int]) -> None:
         """One step computed ``tokens`` more positions while these pages were gone."""
+        self.ever_gone |= holes
         last = self.stretches[-1] if self.stretches else None
         if last is not None and last.holes == holes:
             self.stretches[-1] = last._replace(end=last.end + tokens)

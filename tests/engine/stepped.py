@@ -53,7 +53,7 @@ class SteppedEngine:
         """Run a function of (LLMEngine, EngineInternals) on the engine thread, between two steps."""
         result = self.engine.run_on_engine_thread(function)
         if self._failures:
-            raise self._failures.pop()
+            raise self._failures.pop(0)  # the first one: what follows may come of it
         return result
 
     def _install(self, llm: Any, internals: Any) -> None:

@@ -231,7 +231,7 @@ def test_plain_vllm_with_its_core_in_a_process_gives_the_same_tokens_and_summari
     assert [list(output.outputs[0].token_ids) for output in plain] == in_process.token_ids
     for output, retention in zip(plain, in_process.retention, strict=True):
         returned = json.loads(json.dumps(output.kv_transfer_params["memdecay"]))
-        expected = json.loads(json.dumps(dataclasses.asdict(retention)))
+        expected = json.loads(json.dumps(retention.to_dict()))
         assert returned.pop("request_id") != expected.pop("request_id")
         assert returned == expected
         assert returned["evictions"] >= 4

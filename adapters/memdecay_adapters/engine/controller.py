@@ -74,7 +74,7 @@ class EvictionController(SessionTurns):
             if not tracked.retains:
                 return ()
             self._state_of(tracked).kept_pages = frozenset()
-        elif processed_tokens < tracked.recall.rerun_until:
+        elif processed_tokens < tracked.recall.rerun_until and not tracked.is_decoding(processed_tokens):
             return ()  # the turn is computed again with what it holds
         elif tracked.is_decoding(processed_tokens):
             needed_pages = max(processed_tokens // self.page_size_tokens + 1 - table_pages, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
@@ -44,7 +43,7 @@ def response_metadata(
     generated ids where the tokenizer would make others of the text (`ids_to_keep`).
     """
     finish = result.finish_reason
-    retention = _plain(asdict(result.retention)) if result.retention is not None else {}
+    retention = _plain(result.retention.to_dict()) if result.retention is not None else {}
     metadata: dict[str, Any] = {
         "model_name": model_name,
         "model_provider": PROVIDER,
