@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 
-from memdecay_agents.errors import UnsupportedError
+from memdecay_agents.errors import ModelError, UnsupportedError
 
 _NAME = "memdecay_reader"
 _UNREAD = ("softcap", "s_aux")
@@ -44,9 +44,20 @@ class Reader:
         """Of the text that was read last."""
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Compute the text's keys and values."""
+        """Compute the text's keys and values.
+
+        Raises:
+            ModelError: a token that the model does not know: its tokenizer is another model's.
+        """
         from transformers import DynamicCache
 
+        known = int(self.model.get_input_embeddings().num_embeddings)
+        if max(token_ids) >= known:
+            raise ModelError(
+                where=f"model {self.model_path!r}",
+                rule=f"its tokenizer gives token {max(token_ids)}, and it knows {known} tokens",
+                remedy="Put the model's own tokenizer into its folder, or name its retrieval heads.",
+            )
         self._cache = DynamicCache(config=self.model.config)
         self.n_tokens = len(token_ids)
         with torch.inference_mode():
