@@ -42,8 +42,8 @@ class SessionState:
     Args:
         session_id: whose memory this is.
         agent: name of the agent, for ledger and messages.
-        config: shared by all sessions of an engine.
-        policy: shared by all sessions of an engine.
+        config: shared by all sessions of an engine, unless the policy has another for this one.
+        policy: shared by all sessions of an engine; it may name another for this one (`Policy.for_session`).
         ledger: where evictions are booked; by default one of its own.
         draw_key: what policies that draw numbers go by; by default the session's key.
     """
@@ -63,15 +63,15 @@ class SessionState:
         self.draw_key = session_id.key() if draw_key is None else draw_key
         self.key = session_id.key()
         self.agent = agent
-        self.config = config
-        self.policy = policy
+        self.policy = policy.for_session(self.draw_key)
+        self.config = config = config if self.policy is policy else self.policy.config
         self.ledger = Ledger() if ledger is None else ledger
         self.booked_before = self.ledger.summary(self.key).evicted
         """Evictions of earlier sessions of this key."""
         self.rewinds: deque[tuple[int, int, int]] = deque(maxlen=MAX_REWINDS)
         """Each time that computed tokens were dropped: evictions of this key until then, tokens that were computed, and
         those that remained; for pictures."""
-        self.tokens = TokenState(config, policy.refresh_rule())
+        self.tokens = TokenState(config, self.policy.refresh_rule())
         self.budget: AgentBudget | None = config.budget_of(agent)
         self.share_pages: int | None = None
         """What the pool gives a session whose budget is a share of it; set by the engine."""

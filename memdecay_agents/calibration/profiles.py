@@ -1,5 +1,7 @@
 """Profile files: calibrated half-lives by context length, with the quality of their fits. YAML, versioned.
 
+With ``memdecay calibrate --heads`` a profile also holds, or only holds, the model's retrieval heads.
+
 schema: memdecay-profile
 version: 1
 model: SmolLM2-135M-Instruct
@@ -20,13 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from memdecay_agents._validation import first_problem
 from memdecay_agents.calibration.fits import FORMS, DecayForm, Fit, fit_decay
 from memdecay_agents.calibration.lifetimes import Lifetimes
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, TraceError
+from memdecay_agents.recall.heads import RetrievalHeads
 from memdecay_agents.regions import ClockUnit
 
 
@@ -72,15 +75,25 @@ class ProfileFile(_Frozen):
     version: Literal[1] = 1
     model: str
     clock_unit: ClockUnit
-    contexts: tuple[ContextProfile, ...] = Field(min_length=1)
+    contexts: tuple[ContextProfile, ...] = ()
+    """Empty: only the heads were looked for."""
+    retrieval_heads: RetrievalHeads | None = None
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _holds_something(self) -> ProfileFile:
+        if not self.contexts and self.retrieval_heads is None:
+            raise ValueError("it holds neither contexts nor retrieval heads")
+        return self
 
     def save(self, path: Path) -> None:
         """Write it as YAML."""
         import yaml
 
-        text = yaml.safe_dump(self.model_dump(mode="json", by_alias=True), sort_keys=False, width=120)
+        left_out = {"retrieval_heads"} if self.retrieval_heads is None else None
+        made = self.model_dump(mode="json", by_alias=True, exclude=left_out)
+        text = yaml.safe_dump(made, sort_keys=False, width=120)
         path.write_text(text, encoding="utf-8")
 
     @classmethod
@@ -104,7 +117,17 @@ class ProfileFile(_Frozen):
             raise _bad(path, str(error).split("\n")[0]) from error
 
     def nearest(self, context_tokens: int | None) -> ContextProfile:
-        """The context whose length is nearest by ratio; None: the longest."""
+        """The context whose length is nearest by ratio; None: the longest.
+
+        Raises:
+            ConfigError: the profile holds no half-lives.
+        """
+        if not self.contexts:
+            raise ConfigError(
+                where=f"profile of {self.model}",
+                rule="it holds retrieval heads and no half-lives",
+                remedy="Run `memdecay calibrate` without --heads to the same file.",
+            )
         if context_tokens is None:
             return max(self.contexts, key=lambda context: context.context_tokens)
         return min(self.contexts, key=lambda c: abs(math.log(c.context_tokens / context_tokens)))
@@ -112,8 +135,11 @@ class ProfileFile(_Frozen):
     def settings(self, context_tokens: int | None = None) -> dict[str, Any]:
         """Fields of a ``MemDecayConfig``: clock, decay form, and half-lives of the regions that were seen.
 
-        A region that does not decay within the ages that were seen gets no half-life.
+        A region that does not decay within the ages that were seen gets no half-life. A profile of nothing but
+        retrieval heads gives no fields.
         """
+        if not self.contexts:
+            return {}
         context = self.nearest(context_tokens)
         regions = {
             name: {"half_life_ticks": found.half_life_ticks, "half_life_unit": self.clock_unit}
@@ -124,9 +150,10 @@ class ProfileFile(_Frozen):
     def config(self, context_tokens: int | None = None, **overrides: Any) -> MemDecayConfig:
         """A configuration with these half-lives; what is given besides is laid over it, region by region."""
         settings = self.settings(context_tokens)
+        regions = settings.setdefault("regions", {})
         for name, given in overrides.pop("regions", {}).items():
             fields = given if isinstance(given, dict) else given.model_dump(exclude_unset=True)
-            settings["regions"][name] = {**settings["regions"].get(name, {}), **fields}
+            regions[name] = {**regions.get(name, {}), **fields}
         return MemDecayConfig(**{**settings, **overrides})
 
 

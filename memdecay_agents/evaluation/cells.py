@@ -23,12 +23,17 @@ class Cell:
     policy: str
     pinned: bool
     region: str
+    tier: str
+    """"off" or "host"."""
+    asking: str
     facts: int
     survived: int
     probes: int
     """Facts that were asked for."""
     correct: int
     """Those of them answered with the right one of eight."""
+    exact: int
+    """Those whose right value was the most likely of all words."""
     degenerate: bool
     """In some of the traces pinned and protected pages fill more than half of the budget."""
 
@@ -39,9 +44,10 @@ class Cell:
 
 def cells_of(outcomes: Iterable[FactOutcome]) -> list[Cell]:
     """One cell for each group of outcomes, sorted."""
-    groups: dict[tuple[str, str, int, float, str, bool, str], list[FactOutcome]] = {}
+    groups: dict[tuple[str, str, int, float, str, bool, str, str, str], list[FactOutcome]] = {}
     for o in outcomes:
-        groups.setdefault((o.source, o.stage, o.length, o.budget, o.policy, o.pinned, o.region), []).append(o)
+        key = (o.source, o.stage, o.length, o.budget, o.policy, o.pinned, o.region, o.tier, o.asking)
+        groups.setdefault(key, []).append(o)
     return [
         Cell(
             *key,
@@ -49,6 +55,7 @@ def cells_of(outcomes: Iterable[FactOutcome]) -> list[Cell]:
             survived=sum(o.survived for o in group),
             probes=sum(o.correct is not None for o in group),
             correct=sum(bool(o.correct) for o in group),
+            exact=sum(bool(o.exact) for o in group),
             degenerate=any(o.degenerate for o in group),
         )
         for key, group in sorted(groups.items())
@@ -133,7 +140,7 @@ def agreement(outcomes: Iterable[FactOutcome]) -> tuple[int, int]:
     """Facts on which replay and verify say the same about survival, and facts that both looked at."""
     by_stage: dict[str, dict[Any, bool]] = {"replay": {}, "verify": {}}
     for o in outcomes:
-        if o.budget < 1.0:
+        if o.budget < 1.0 and o.stage in by_stage:
             by_stage[o.stage][o.key] = o.survived
     shared = by_stage["replay"].keys() & by_stage["verify"].keys()
     return sum(by_stage["replay"][key] == by_stage["verify"][key] for key in shared), len(shared)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from memdecay_agents.evaluation.asking import Asking
 from memdecay_agents.evaluation.traces import TokenFact
 from memdecay_agents.ledger_entry import LedgerEntry
 
-Stage = Literal["replay", "verify"]
+Stage = Literal["replay", "verify", "recall"]
 
 
 class FactOutcome(NamedTuple):
@@ -34,6 +35,10 @@ class FactOutcome(NamedTuple):
     degenerate: bool = False
     """Pinned and protected pages fill more than half of the budget."""
     mentioned_again: bool = False
+    tier: Literal["off", "host"] = "off"
+    """Whether evicted pages were kept in host memory."""
+    asking: Asking = "verbatim"
+    """How it was asked for."""
 
     @property
     def key(self) -> tuple[str, str, float, str, bool]:

@@ -25,6 +25,6 @@ class Verifier(Protocol):
         self,
         trace: TokenTrace,
         variants: Sequence[tuple[Variant, float | None]],
-        progress: Callable[[str], None],
+        progress: Callable[[int], None],
     ) -> list[FactOutcome]:
         """Outcomes of all variants and budgets of one trace; what a budget cannot hold is left out."""

@@ -18,6 +18,7 @@ from memdecay_agents.evaluation.cells import (
     places,
 )
 from memdecay_agents.evaluation.outcomes import FactOutcome
+from memdecay_agents.evaluation.recall_report import recall_comparisons
 from memdecay_agents.evaluation.statistics import Interval, mean_interval, proportion
 from memdecay_agents.evaluation.variants import PAGE_SIZE_TOKENS
 
@@ -25,6 +26,15 @@ SCHEMA_VERSION = 1
 PUBLISHED = (
     "Published (Qwen2.5 1.5B and 3B, 450 and 1,700 tokens, 4,320 probes): of 24 system probes MemDecay keeps 21-24, "
     "recency 0-2; accumulated attention beats MemDecay on unpinned facts at 3B."
+)
+_PUBLISHED_ROWS = (
+    ("system", "paper", True, "21-24 of 24"),
+    ("system", "memdecay", True, ""),
+    ("system", "recency", False, "0-2 of 24"),
+    ("unpinned", "paper", True, "below accumulated attention at 3B"),
+    ("unpinned", "accumulated_attention", True, "above the published method at 3B"),
+    ("unpinned", "memdecay", True, ""),
+    ("unpinned", "full", False, ""),
 )
 Table = tuple[list[str], list[list[str]]]
 """Titles and rows."""
@@ -80,6 +90,8 @@ class EvaluationResult:
             {**place._asdict(), "difference": _interval(interval)}
             for place, interval in sorted(full_cache_difference(self.outcomes).items())
         ]
+        if recalled := recall_comparisons(self.outcomes):
+            made["recall"] = [comparison.as_json() for comparison in recalled]
         return {**made, "skipped": list(self.skipped), **self.about}
 
 
@@ -124,6 +136,28 @@ def comparison_table(outcomes: Sequence[FactOutcome], stage: str, *, asked: bool
         for c in compare(outcomes, stage, asked=asked)
     ]
     return titles, rows
+
+
+def published_table(outcomes: Sequence[FactOutcome]) -> Table:
+    """What was published beside right answers of eight here, summed over all places that are not degenerate."""
+    fair = set(places(outcomes, "verify"))
+    asked = [
+        o
+        for o in outcomes
+        if o.correct is not None and (o.policy == "full" or Place(o.source, o.length, o.budget) in fair)
+    ]
+    rows = []
+    for region, policy, pinned, published in _PUBLISHED_ROWS:
+        mine = [
+            o
+            for o in asked
+            if (o.policy, o.pinned) == (policy, pinned) and (o.region == "system") == (region == "system")
+        ]
+        if mine:
+            right = sum(bool(o.correct) for o in mine)
+            label = policy + (" + pin" if pinned and policy not in ("memdecay", "paper") else "")
+            rows.append([f"{region}, {label}", published, f"{right} of {len(mine)}"])
+    return ["right answers under real eviction", "published (Qwen2.5 1.5B, 3B)", "here"], rows
 
 
 def region_table(outcomes: Iterable[FactOutcome], stage: str, policies: Sequence[tuple[str, bool]]) -> Table:

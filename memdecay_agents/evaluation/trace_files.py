@@ -87,7 +87,7 @@ def _probed(probes: Any, messages: Sequence[Mapping[str, Any]], where: str) -> I
             raise _bad(where, f"probe {name!r} names message {at} of {len(messages)}")
         text = source.strip().strip("\"'“”").rstrip(".").strip()
         if text and text in (messages[at].get("content") or ""):
-            yield Fact(name, at, text)
+            yield Fact(name, at, text, asked_as=str(probe.get("question") or ""))
 
 
 def quoted_facts(messages: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:

@@ -28,6 +28,8 @@ class Question:
     stem: str
     candidates: tuple[str, ...]
     """The right value first, then values of the same kind that do not occur in the trace."""
+    attribute: str = ""
+    """What the value belongs to, so that it can be asked for in other words; empty: the stem is the only way."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Fact:
     """Exactly as it stands in the message, or in the written form of one of its tool calls."""
     question: Question | None = None
     """None: only survival is looked at."""
+    asked_as: str = ""
+    """A user's question that it answers, where there are no values to choose from."""
     mentioned_again: bool = False
     """Whether a later message comes back to it without repeating its value."""
     needed_by_message: int | None = None
@@ -74,6 +78,7 @@ class TokenFact:
     """Position of the first query that depends on it; the trace's length where it is needed at the end."""
     question: Question | None = None
     mentioned_again: bool = False
+    asked_as: str = ""
 
 
 class Turn(NamedTuple):

@@ -89,6 +89,13 @@ class Policy(ABC):
         """The order with what explains it; ``rank(...).order`` equals ``order(...)``. Arguments as for `order`."""
         return Ranking(self.order(view, budget_pages, page_scores))
 
+    def for_session(self, session_key: str) -> Policy:
+        """The policy that one session is planned with, asked once when the session begins. Here: this one.
+
+        Another one brings its own configuration, with the same regions, page size and measurement.
+        """
+        return self
+
     def refresh_rule(self) -> RefreshRule:
         """When attention sets a token's clock back: here at the relative threshold of the configuration."""
         return RefreshRule("relative_mass", self.config.refresh_threshold_relative)

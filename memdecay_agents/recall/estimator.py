@@ -12,8 +12,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memdecay_agents.arrays import BoolArray, FloatArray
+from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray
 from memdecay_agents.errors import ObservationError
+
+NEIGHBOUR_SHARE = 0.75
+"""Default of ``with_neighbours``. Heads look at the word after which a value would stand again; where a sentence lies
+across two pages and says the value first, that is the page behind the value's."""
 
 EvidenceArray: TypeAlias = npt.NDArray[np.float64]
 """Evidence by page, from 0 to the number of query heads."""
@@ -55,6 +59,26 @@ def page_evidence(queries: FloatArray, keys: FloatArray, valid: BoolArray, scale
         mass = np.exp(by_page - _log_sum_exp(by_page)[..., None])
         evidence += mass.max(axis=0).sum(axis=0)
     return evidence
+
+
+def with_neighbours(evidence: EvidenceArray, pages: IndexArray, share: float = NEIGHBOUR_SHARE) -> EvidenceArray:
+    """Let each page count at least a share of what the page before or behind it has.
+
+    Args:
+        evidence: float64 [n].
+        pages: int64 [n]: which page of the session each is, in any order, none twice.
+        share: from 0 (nothing changes) to 1.
+
+    Returns:
+        float64 [n].
+    """
+    at = {page: row for row, page in enumerate(pages.tolist())}
+    found = evidence.copy()
+    for page, row in at.items():
+        for beside in (page - 1, page + 1):
+            if beside in at:
+                found[row] = max(found[row], share * evidence[at[beside]])
+    return found
 
 
 def _log_sum_exp(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:

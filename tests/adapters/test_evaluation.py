@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 from memdecay_adapters.commands.calibrate import calibrate
 from memdecay_adapters.commands.evaluate import evaluate, numbers
 from memdecay_adapters.commands.tune import tune
+from memdecay_adapters.evaluation import recall_stage
 from memdecay_adapters.evaluation.recorder import AttentionRecorder
-from memdecay_adapters.evaluation.run import EvaluateOptions, Evaluation, engine_groups
+from memdecay_adapters.evaluation.run import EvaluateOptions, Evaluation
 from memdecay_adapters.evaluation.tokenised import tokenise_trace
 from memdecay_adapters.evaluation.tune import model_cost
 from memdecay_adapters.trace_sources import bfcl
@@ -21,9 +23,10 @@ from memdecay_adapters.trace_sources.build import build
 from memdecay_agents import REGIONS, MemDecayConfig
 from memdecay_agents.calibration import ProfileFile
 from memdecay_agents.errors import ConfigError, MemDecayError, TraceError
+from memdecay_agents.evaluation.outcomes import FactOutcome
 from memdecay_agents.evaluation.synthetic import synthetic_trace
 from memdecay_agents.evaluation.trace_files import read_traces
-from memdecay_agents.evaluation.variants import BASELINES, variants_of
+from memdecay_agents.evaluation.variants import variants_of
 
 CONFIG = MemDecayConfig(page_size_tokens=16)
 TRACES = os.environ.get("MEMDECAY_TRACES")
@@ -176,17 +179,13 @@ def test_replay_keeps_pins_in_every_cell_and_reports_what_was_asked_for(options,
         assert cell["facts"] == 2 * (3 if cell["region"] == "system" else 2)
 
 
-def test_verification_is_drawn_by_source_and_length_and_baselines_share_an_engine(options, tmp_path):
+def test_verification_is_drawn_by_source_and_length(options):
     options = dataclasses.replace(options, seeds=tuple(range(10)), lengths=(450, 600), verify_part=0.1)
     evaluation = Evaluation(options)
     traces = evaluation.traces()
     chosen = evaluation.chosen(traces)
     assert sorted(trace.length for trace in chosen) == [450, 600]
     assert chosen == evaluation.chosen(traces)
-    (leader, together), (paper, alone) = engine_groups(variants_of())
-    assert (leader.policy, paper.policy) == ("memdecay", "paper")
-    assert {v.policy for v in together} == {"memdecay", "full", *BASELINES}
-    assert [v.policy for v in alone] == ["paper"]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +234,55 @@ def test_the_commands_work_on_any_trace_file(random_llama_path, tmp_path, monkey
     assert ran.exit_code == 0, ran.output
     assert "Proposed: 10% of the trace" in ran.output
     assert isinstance(runner.invoke(app(tune), [*common, "--keep", "2"]).exception, MemDecayError)
+
+
+class FakeVerifier:
+    """Answers what it was asked; counts the engines that were started."""
+
+    started: ClassVar[list[str]] = []
+
+    def __init__(self, model, longest_tokens, tier, recall):
+        self.started.append(tier)
+        self.tier = tier
+
+    def recall(self, trace, variants, askings):
+        return [
+            FactOutcome(
+                trace.source, "recall", trace.length, budget or 1.0, variant.policy, variant.pinned, fact.region,
+                trace.id, fact.id, True, correct=True, exact=False, tier=self.tier, asking=asking,
+            )
+            for variant, budget in variants for fact in trace.facts for asking in askings
+        ]  # fmt: skip
+
+    def close(self):
+        pass
+
+
+def test_the_recall_stage_asks_with_and_without_a_tier_and_goes_on_after_an_interruption(
+    random_llama_path, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(recall_stage, "RecallVerifier", FakeVerifier)
+    monkeypatch.setattr(FakeVerifier, "started", [])
+    monkeypatch.setenv("MEMDECAY_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out.json"
+    arguments = ["--model", random_llama_path, "--tier", "host", "--seeds", "1000-1003", "--lengths", "450",
+                 "--budgets", "0.5", "--asking", "verbatim,several", "--json", str(out)]  # fmt: skip
+    ran = CliRunner().invoke(app(evaluate), arguments)
+    assert ran.exit_code == 0, ran.output
+    assert FakeVerifier.started == ["off", "host"]
+    made = json.loads(out.read_text())
+    assert {(c["stage"], c["policy"], c["tier"], c["asking"]) for c in made["cells"]} == {
+        ("recall", policy, tier, asking)
+        for policy, tier in (("full", "off"), ("memdecay", "off"), ("memdecay", "host"))
+        for asking in ("verbatim", "several")
+    }
+    assert all(place["correct_ratio"] == 1.0 for place in made["recall"])
+    assert "recall: right answers" in ran.output
+    assert "verify" not in ran.output
+    assert CliRunner().invoke(app(evaluate), arguments).exit_code == 0
+    assert FakeVerifier.started == ["off", "host"]
+    for wrong in (["--tier", "disk"], ["--asking", "loudly"]):
+        assert isinstance(CliRunner().invoke(app(evaluate), wrong).exception, ConfigError)
 
 
 def test_numbers_of_the_command_line():

@@ -12,9 +12,12 @@ from memdecay_agents.evaluation.outcomes import FactOutcome, at_risk, survived
 from memdecay_agents.evaluation.recording import AttentionRecording
 from memdecay_agents.evaluation.replay import Replay, _Session, turn_spans
 from memdecay_agents.evaluation.schedule import computed_at_end, turn_steps
+from memdecay_agents.evaluation.session_policies import SessionPolicies
 from memdecay_agents.evaluation.traces import TokenFact, TokenTrace, Turn
 from memdecay_agents.evaluation.variants import BASELINES, Variant, variants_of
 from memdecay_agents.ledger_entry import EvictionReason
+from memdecay_agents.session_state import SessionState
+from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import SpanFlag
 
 PATTERN = (("system", 30), ("user", 60), ("plan", 25), ("retrieval", 90), ("tool_in", 20), ("tool_out", 80))
@@ -150,6 +153,17 @@ def test_a_replay_is_the_same_each_time(variant, budget, seed):
     trace, recording = trace_of(), recording_of(trace_of().n_tokens, seed)
     first = Replay().run(trace, recording, variant, budget)
     assert Replay().run(trace, recording, variant, budget) == first
+
+
+def test_sessions_of_one_engine_are_planned_with_their_own_policy_clock_and_profiles():
+    engine = Variant("memdecay", pinned=True).config()
+    mux = SessionPolicies(engine)
+    paper = Variant("paper", pinned=True)
+    policy = mux.by_session[SessionId("t", "1", "a").key()] = paper.make_policy(paper.config())
+    mine, other = (SessionState(SessionId("t", thread, "a"), "a", engine, mux) for thread in "12")
+    assert (mine.policy, mine.config, mine.tokens.refresh.kind) == (policy, paper.config(), "raw_mass")
+    assert mine.tokens.table.base_priority.tolist() != other.tokens.table.base_priority.tolist()
+    assert (other.policy, other.config, other.tokens.refresh.kind) == (mux, engine, "relative_mass")
 
 
 def test_superseded_tokens_are_flagged_once_their_successor_exists():

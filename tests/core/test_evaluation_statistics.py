@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 from memdecay_agents.evaluation.cells import agreement, cells_of, compare, full_cache_difference, places
 from memdecay_agents.evaluation.figures import write_figures
 from memdecay_agents.evaluation.outcomes import FactOutcome
-from memdecay_agents.evaluation.report import EvaluationResult, comparison_table, markdown, mean_ratio, survival_table
+from memdecay_agents.evaluation.report import (
+    EvaluationResult,
+    comparison_table,
+    markdown,
+    mean_ratio,
+    published_table,
+    survival_table,
+)
 from memdecay_agents.evaluation.statistics import bootstrap, paired_difference, proportion
 
 CELL_KEYS = {
     "source", "stage", "length", "budget", "policy", "pinned", "region", "facts", "survived", "probes", "correct",
-    "degenerate",
+    "degenerate", "tier", "asking", "exact",
 }  # fmt: skip
 
 
@@ -121,6 +128,14 @@ def test_right_answers_about_the_system_are_compared_with_the_full_cache():
     ] + [outcome("memdecay", True, fact=f"f{n}", trace=f"t{n}", correct=n < 2, **ask) for n in range(4)]
     (interval,) = full_cache_difference(outcomes).values()
     assert interval.value == -0.25
+
+
+def test_what_was_published_stands_beside_what_is_right_here():
+    ask = {"stage": "verify", "region": "system"}
+    outcomes = [outcome("paper", True, fact=f"f{n}", correct=n < 3, **ask) for n in range(4)]
+    outcomes += [outcome("recency", False, fact=f"f{n}", pinned=False, correct=False, **ask) for n in range(4)]
+    _, rows = published_table(outcomes)
+    assert rows == [["system, paper", "21-24 of 24", "3 of 4"], ["system, recency", "0-2 of 24", "0 of 4"]]
 
 
 def test_the_result_as_json_tables_and_figures(tmp_path):

@@ -33,12 +33,13 @@ def test_replay_predicts_real_eviction_and_real_eviction_decides_what_is_known(n
         (Variant("key_norm", pinned=True), 0.5),
         (Variant("recency", pinned=False), 0.5),
         (Variant("last_query", pinned=True), 0.6),
+        (Variant("paper", pinned=True), 0.5),
         (leader, 0.1),
         (Variant("full", pinned=False), None),
     ]
     recording = AttentionRecorder(model_path, leader.config(), tmp_path).record(trace)
     replayed = Replay().outcomes(trace, recording, todo)
-    verifier = EngineVerifier(None, leader, trace.n_tokens, {"kv_cache_memory_bytes": 2**29})
+    verifier = EngineVerifier(None, trace.n_tokens, {"kv_cache_memory_bytes": 2**30})
     try:
         lifetimes = verifier.engine.record_lifetimes("decode_steps")
         verified = verifier.verify(trace, todo)
@@ -49,7 +50,7 @@ def test_replay_predicts_real_eviction_and_real_eviction_decides_what_is_known(n
     # a tenth of the trace cannot hold what must stay: left out, and no error
     assert {o.budget for o in verified} == {0.5, 0.6, 1.0}
     same, n = agreement([*replayed, *verified])
-    assert n == 4 * len(trace.facts)
+    assert n == 5 * len(trace.facts)
     assert same >= 0.95 * n
     kept, lost = ([o for o in verified if o.survived is survived] for survived in (True, False))
     assert kept

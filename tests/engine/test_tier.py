@@ -318,7 +318,7 @@ def test_off_says_nothing_of_it_to_vllm():
 @pytest.mark.parametrize(
     ("tier", "engine_args", "message"),
     [
-        (HostTier(max_bytes=1, recall=Recall()), {}, "no retrieval heads are shipped"),
+        (HostTier(max_bytes=1, recall=Recall()), {}, "it knows 1024 tokens"),
         (TIER, {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, "Leave it out"),
         (HostTier(max_bytes=1, recall=Recall(heads=(RetrievalHead(7, 0),))), {}, "not among 2 layers"),
     ],

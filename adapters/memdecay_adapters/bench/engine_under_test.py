@@ -22,6 +22,8 @@ from memdecay_agents.errors import EngineError
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from memdecay_adapters.engine.tier import HostTier
+
 
 @dataclass(frozen=True)
 class EngineRecipe:
@@ -40,6 +42,9 @@ class EngineRecipe:
     max_num_seqs: int = 64
     config: dict[str, Any] = field(default_factory=dict)
     """Fields of `MemDecayConfig` beside the page size."""
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """Further vLLM engine arguments."""
+    host_tier: HostTier | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class Turn:
     logprobs: list[dict[int, float]]
     evictions: list[dict[str, Any]]
     """Ledger entries as plain data."""
+    recalled_pages: int = 0
+    """Pages that came back from host memory."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ class DrivenEngine:
         from memdecay_adapters.engine.inprocess import EngineInternals
         from memdecay_adapters.engine.lifecycle import build_llm_engine
         from memdecay_adapters.engine.settings import EngineSettings
+        from memdecay_adapters.engine.tier.heads import with_heads
 
         arguments: dict[str, Any] = {
             "dtype": recipe.dtype,
@@ -86,6 +94,7 @@ class DrivenEngine:
             "max_model_len": recipe.max_model_len,
             "max_num_seqs": recipe.max_num_seqs,
             "num_gpu_blocks_override": recipe.pool_pages,
+            **recipe.engine_args,
         }
         self._internals: EngineInternals | None = None
         if recipe.kind == "stock":
@@ -95,7 +104,8 @@ class DrivenEngine:
             self.engine: LLMEngine = build_llm_engine(EngineArgs(model=recipe.model_path, **arguments))
         else:
             config = MemDecayConfig(**{**recipe.config, "page_size_tokens": recipe.page_size_tokens})
-            built = build_engine_args(recipe.model_path, EngineSettings(config=config), arguments)
+            settings = EngineSettings(config=config, host_tier=with_heads(recipe.host_tier, recipe.model_path))
+            built = build_engine_args(recipe.model_path, settings, arguments)
             self.engine = build_llm_engine(built)
             self._internals = EngineInternals(self.engine)
         self._number = 0
@@ -173,6 +183,7 @@ class DrivenEngine:
             pages_held=None if summary is None else summary["pages_held"],
             logprobs=[{token: entry.logprob for token, entry in row.items()} for row in rows],
             evictions=evictions,
+            recalled_pages=len((summary or {}).get("recalled_pages", ())),
         )
 
     def crowd(self, prompts: Sequence[Sequence[int]], new_tokens: int, hints: Sequence[RequestHints | None]) -> Crowd:

@@ -95,6 +95,33 @@ def kernels(
 
 
 @bench.command()
+def recall(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face id or folder.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs; below 15 no bound is claimed.")] = 21,
+    evicted_tokens: Annotated[int, typer.Option(min=1024, help="That the session has lost.")] = 8192,
+) -> None:
+    """What recall from host memory adds to a turn, beside computing its last tokens again.
+
+    Ends with 1 when the bound is missed.
+    """
+    from memdecay_adapters.bench.engine_bench import save
+    from memdecay_adapters.bench.recall_bench import RecallBenchOptions, run_recall_bench
+
+    console = Console(stderr=True)
+    options = RecallBenchOptions(model=model, dtype=dtype, pairs=pairs, evicted_tokens=evicted_tokens)
+    with console.status("starting") as status:
+        result = run_recall_bench(options, lambda line: status.update(line))
+    if json_file is not None:
+        save(result, json_file)
+    _print(result.values, Console())
+    if result.failed_bounds:
+        console.print(f"[bold red]missed[/] {', '.join(result.failed_bounds)}")
+        raise typer.Exit(1)
+
+
+@bench.command()
 def observation(
     traces: Annotated[Path, typer.Option(help="A trace file, JSON Lines.", exists=True, dir_okay=False)],
     json_file: JsonFile = None,

@@ -1,14 +1,18 @@
-"""``memdecay calibrate``: attention lifetimes by region, fitted and written to a profile file."""
+"""``memdecay calibrate``: attention lifetimes by region, or a model's retrieval heads, written to a profile file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.errors import ConfigError
+
+if TYPE_CHECKING:
+    from memdecay_agents.calibration import ProfileFile
+    from memdecay_agents.regions import ClockUnit
 
 
 def calibrate(
@@ -20,11 +24,15 @@ def calibrate(
     seeds: Annotated[str, typer.Option(help="Seeds of synthetic traces.")] = "0-7",
     most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the curves of the longest group (PNG).")] = None,
+    heads: Annotated[
+        bool, typer.Option("--heads", help="Find the model's retrieval heads instead; a profile in OUT keeps the rest.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Measure how long each region is attended to, per context length, and write it to a profile file.
 
-    Load it with MemDecayConfig.from_profile(FILE).
+    Load it with MemDecayConfig.from_profile(FILE). With --heads: find the heads by which evicted pages are recalled;
+    they are written to the profile and kept in the user's cache, where an engine looks for them.
     """
     from memdecay_adapters.commands.evaluate import numbers
     from memdecay_adapters.evaluation.calibrating import CalibrateOptions, run_calibration
@@ -42,21 +50,62 @@ def calibrate(
         unit=unit,
     )
     output = Output("calibrate", json_file)
+    if heads:
+        if traces:
+            raise ConfigError(
+                where="--traces", rule="retrieval heads are found by planted facts", remedy="Leave --traces out."
+            )
+        _find_heads(model, out, unit, output)
+        return
     with output.progress() as show:
         result = run_calibration(options, show)
-    result.profile.save(out)
+    kept = _profile_in(out, result.profile.model)
+    profile = result.profile.model_copy(update={"retrieval_heads": kept.retrieval_heads if kept else None})
+    profile.save(out)
     output.save(
-        {
-            "profile_file": str(out),
-            "profile": result.profile.model_dump(mode="json"),
-            "left_out": list(result.refused),
-        }
+        {"profile_file": str(out), "profile": profile.model_dump(mode="json"), "left_out": list(result.refused)}
     )
     if figure is not None:
         draw_lifetimes(result.lifetimes[-1], figure)
     _print(result, output.results)
     for line in result.refused[:10]:
         output.notes.print(f"left out: {line}", soft_wrap=True, markup=False)
+    output.notes.print(f"wrote {out}", markup=False)
+
+
+def _profile_in(out: Path, model: str) -> ProfileFile | None:
+    """What a file that will be written holds now; only what it says of the same model is kept."""
+    from memdecay_agents.calibration import ProfileFile
+
+    try:
+        profile = ProfileFile.load(out)
+    except ConfigError:
+        return None
+    return profile if profile.model == model else None
+
+
+def _find_heads(model: str | None, out: Path, unit: ClockUnit, output: Output) -> None:
+    from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
+    from memdecay_adapters.recall.calibrating import HeadCalibration, calibrate_heads
+    from memdecay_adapters.recall.heads_for import kept_path
+    from memdecay_agents.calibration import ProfileFile
+
+    name = model or DEFAULT_MODEL_NAME
+    profile = _profile_in(out, name)
+    options = HeadCalibration()
+    output.notes.print(f"{name}: {options.cost()}", soft_wrap=True, markup=False)
+    with output.progress() as show:
+        found = calibrate_heads(model, options, show)
+    if (kept := kept_path(resolve_model(model))) is not None:
+        found.save(kept)
+    if profile is None:
+        profile = ProfileFile(model=name, clock_unit=unit, retrieval_heads=found)
+    profile = profile.model_copy(update={"retrieval_heads": found})
+    profile.save(out)
+    output.save({"profile_file": str(out), "profile": profile.model_dump(mode="json")})
+    shares = ", ".join(f"{share:.0%} in the first {k}" for k, share in found.recall_at.items())
+    output.results.print("retrieval heads (layer.kv_head): " + ", ".join(f"{h.layer}.{h.kv_head}" for h in found.heads))
+    output.results.print(f"whole facts by evidence, {found.questions} questions of other traces: {shares} pages")
     output.notes.print(f"wrote {out}", markup=False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,13 +13,18 @@ from memdecay_agents.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from memdecay_agents.evaluation.asking import Asking
     from memdecay_agents.evaluation.report import EvaluationResult, Table
 
 
 def evaluate(
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
     generator: Annotated[
-        str, typer.Option(help="planted, paraphrased, both, varied, reworded or none (default with --traces).")
+        str,
+        typer.Option(
+            help="planted, paraphrased, both (of these), retold, varied, reworded, several with commas, or none "
+            "(default with --traces)."
+        ),
     ] = "",
     traces: Annotated[list[Path] | None, typer.Option(help="A trace file (repeat for more).")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds of synthetic traces: 1000-1007 or 1000,1002.")] = "1000-1007",
@@ -30,6 +35,13 @@ def evaluate(
         float, typer.Option(help="Part of the traces that the real engine verifies; 0: replay only.")
     ] = 0.25,
     most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
+    tier: Annotated[
+        str, typer.Option(help="off, or host: what recall from host memory brings back, in the real engine only.")
+    ] = "off",
+    asking: Annotated[
+        str, typer.Option(help="Of --tier host: verbatim, paraphrased, several, chat; default: all.")
+    ] = "",
+    longest: Annotated[int, typer.Option(min=1, help="Longer traces of files are left out (tokens).")] = 4096,
     json_file: JsonFile = None,
     out: Annotated[Path | None, typer.Option(help="Folder for a PNG and an HTML page.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file, in Markdown.")] = None,
@@ -48,6 +60,9 @@ def evaluate(
         budgets=_fractions(budgets),
         policies=tuple(policies.split(",")) if policies else None,
         verify_part=verify,
+        longest_tokens=longest,
+        tier=_tier(tier),
+        askings=_askings(asking),
     )
     with output.progress() as show:
         result = Evaluation(options, show).run()
@@ -84,13 +99,31 @@ def _fractions(text: str) -> tuple[float, ...]:
         raise ConfigError(where="--budgets", rule=str(error), remedy="Give numbers like 0.25,0.5.") from error
 
 
+def _tier(name: str) -> Literal["off", "host"]:
+    if name == "off":
+        return "off"
+    if name == "host":
+        return "host"
+    raise ConfigError(where="--tier", rule=f"unknown {name!r}", remedy="Use off or host.")
+
+
+def _askings(names: str) -> tuple[Asking, ...]:
+    from memdecay_agents.evaluation.asking import ASKINGS
+
+    wanted = names.split(",") if names else list(ASKINGS)
+    if unknown := [name for name in wanted if name not in ASKINGS]:
+        raise ConfigError(where="--asking", rule=f"unknown {unknown}", remedy=f"Use {', '.join(ASKINGS)}.")
+    return tuple(asking for asking in ASKINGS if asking in wanted)
+
+
 def _generators(name: str) -> tuple[str, ...]:
     from memdecay_agents.evaluation.synthetic import GENERATORS
 
     known = {"both": ("planted", "paraphrased"), "none": (), **{one: (one,) for one in GENERATORS}}
-    if name not in known:
-        raise ConfigError(where="--generator", rule=f"unknown {name!r}", remedy=f"Use one of {', '.join(known)}.")
-    return known[name]
+    for part in name.split(","):
+        if part not in known:
+            raise ConfigError(where="--generator", rule=f"unknown {part!r}", remedy=f"Use some of {', '.join(known)}.")
+    return tuple(dict.fromkeys(one for part in name.split(",") for one in known[part]))
 
 
 def as_markdown(result: EvaluationResult) -> str:
@@ -103,19 +136,23 @@ def as_markdown(result: EvaluationResult) -> str:
 
 
 def _tables(result: EvaluationResult) -> list[tuple[str, Table]]:
-    from memdecay_agents.evaluation.report import comparison_table, survival_table
+    from memdecay_agents.evaluation.recall_report import recall_table
+    from memdecay_agents.evaluation.report import comparison_table, published_table, survival_table
 
-    found = []
+    found: list[tuple[str, Table]] = []
+    if any(outcome.stage == "recall" for outcome in result.outcomes):
+        found.append(("recall: right answers against the full cache", recall_table(result.outcomes)))
     for stage in ("replay", "verify"):
         if any(outcome.stage == stage for outcome in result.outcomes):
             found.append(
                 (f"{stage}: system facts; other facts, survived of all", survival_table(result.outcomes, stage))
             )
             found.append((f"{stage}: survival of unpinned facts", comparison_table(result.outcomes, stage)))
-    if any(outcome.correct is not None for outcome in result.outcomes):
+    if any(outcome.stage == "verify" and outcome.correct is not None for outcome in result.outcomes):
         found.append(
             ("verify: right answers of eight, unpinned facts", comparison_table(result.outcomes, "verify", asked=True))
         )
+        found.append(("verify: beside what was published", published_table(result.outcomes)))
     return found
 
 
@@ -129,6 +166,12 @@ def _notes(result: EvaluationResult) -> list[str]:
             notes.append(f"{stage}: {mean_ratio(compared)} times the best pinned baseline, mean over places.")
     if result.replay_agreement is not None:
         notes.append(f"Replay and verification agree on {result.replay_agreement:.1%} of the facts.")
+    if (ceiling := result.about.get("ceiling")) is not None:
+        lost = result.about["right_where_lost"]
+        notes.append(
+            f"Right answers: ceiling {ceiling:.1%} (full cache), floor {result.about['chance']:.1%} (chance)"
+            + ("." if lost is None else f"; {lost:.1%} where the fact was lost.")
+        )
     return [*notes, "* degenerate: pinned and protected pages fill more than half of the budget; no claim.", PUBLISHED]
 
 

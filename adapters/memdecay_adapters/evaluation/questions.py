@@ -24,6 +24,20 @@ class TokenQuestion:
         return max(self.candidates, key=lambda token: logprobs[token].logprob)
 
 
+def chat_turn(text: str, tokenizer: Any) -> str:
+    """A user's message behind a conversation, up to where the agent answers, as the model's template writes it.
+
+    Args:
+        text: the message.
+        tokenizer: of transformers, with a chat template.
+    """
+    before = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}]
+    start: str = tokenizer.apply_chat_template(before, tokenize=False)
+    asked = [*before, {"role": "user", "content": text}]
+    whole: str = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    return whole.removeprefix(start) if whole.startswith(start) else f"\n{text}\n"
+
+
 def token_question(question: Question, tokenizer: Any) -> TokenQuestion:
     """Tokenise a question.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import memdecay_adapters.engine
 from memdecay_adapters.bench.machine import machine, versions
@@ -20,17 +20,15 @@ from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_adapters.models.default_model import cache_folder
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
+from memdecay_agents.evaluation.asking import ASKINGS, Asking
 from memdecay_agents.evaluation.outcome_store import OutcomeStore, code_digest
 from memdecay_agents.evaluation.outcomes import FactOutcome
-from memdecay_agents.evaluation.replay import CHUNK_TOKENS, MOST_SESSIONS, Replay
+from memdecay_agents.evaluation.replay import CHUNK_TOKENS, Replay
 from memdecay_agents.evaluation.report import EvaluationResult
 from memdecay_agents.evaluation.synthetic import synthetic_trace
 from memdecay_agents.evaluation.trace_files import read_traces
 from memdecay_agents.evaluation.traces import TokenTrace, Trace
 from memdecay_agents.evaluation.variants import PAGE_SIZE_TOKENS, Variant, variants_of
-
-if TYPE_CHECKING:
-    from memdecay_adapters.evaluation.verify import EngineVerifier
 
 Todo = tuple[Variant, float | None]
 """A variant and a budget, a part of the trace's tokens; None: no limit."""
@@ -57,6 +55,10 @@ class EvaluateOptions:
     """Part of the traces of each source and length that are verified with the real engine; 0: none."""
     longest_tokens: int = 4096
     """Longer traces of files are left out."""
+    tier: Literal["off", "host"] = "off"
+    """"host": only the recall stage, with evicted pages in host memory and without."""
+    askings: tuple[Asking, ...] = ASKINGS
+    """Of the recall stage."""
     cache: Path | None = None
 
     def check(self) -> None:
@@ -99,7 +101,7 @@ class Evaluation:
         self.model_path = resolve_model(options.model)
         self.config = MemDecayConfig(page_size_tokens=PAGE_SIZE_TOKENS)
         self.skipped: list[str] = []
-        self.variants = variants_of(options.policies)
+        self.variants = variants_of(options.policies or (("full", "memdecay") if options.tier == "host" else None))
         folder = options.cache or cache_folder() / "eval"
         self.recorder = AttentionRecorder(self.model_path, self.config, folder / "recordings")
         engine = Path(memdecay_adapters.engine.__file__).parent
@@ -107,8 +109,11 @@ class Evaluation:
         self.store = OutcomeStore(folder / f"verified-{code}.jsonl")
 
     def run(self) -> EvaluationResult:
-        """Record, replay, verify and sum up."""
+        """Record, replay, verify and sum up; with a host tier: the recall stage instead."""
         traces = self.traces()
+        if self.options.tier == "host":
+            recalled = self.recall(self.chosen(traces))
+            return EvaluationResult(tuple(recalled), self.about(traces, recalled), tuple(self.skipped))
         self.record(traces)
         outcomes = self.replay(traces)
         degenerate = {outcome.key: outcome.degenerate for outcome in outcomes}
@@ -176,50 +181,49 @@ class Evaluation:
 
     def verify(self, traces: Sequence[TokenTrace]) -> list[FactOutcome]:
         """Stream traces through the real engine and ask the questions."""
-        groups = engine_groups(self.variants)
-        pieces = [
-            (
-                leader,
-                [
-                    (trace, part)
-                    for trace in traces
-                    for part in _parts([t for t in self.todo(trace) if t[0] in variants])
-                ],
-            )
-            for leader, variants in groups
-        ]
+        from memdecay_adapters.evaluation.verify import EngineVerifier, tokens_of
+
+        missing = [trace for trace in traces if self._key(trace) not in self.store]
+        total, done = sum(tokens_of(trace, len(self.todo(trace))) for trace in traces), 0
         outcomes: list[FactOutcome] = []
-        total, done = sum(len(wanted) for _, wanted in pieces), 0
-        for leader, wanted in pieces:
-            missing = [trace for trace, part in wanted if self._key(trace, leader, part) not in self.store]
-            verifier = self._verifier(leader, missing) if missing else None
-            try:
-                for trace, part in wanted:
-                    self.progress("verify", done, total)
-                    outcomes += self.store.get(
-                        self._key(trace, leader, part), functools.partial(_verified, verifier, trace, part)
-                    )
-                    done += 1
-            finally:
-                if verifier is not None:
-                    verifier.close()
+
+        def tick(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            self.progress("verify", done, total)
+
+        tick(0)
+        longest = max((trace.n_tokens for trace in missing), default=0)
+        verifier = EngineVerifier(self.options.model, longest) if missing else None
+        try:
+            for trace in traces:
+                if verifier is None or self._key(trace) in self.store:
+                    outcomes += self.store.get(self._key(trace), list)
+                    tick(tokens_of(trace, len(self.todo(trace))))
+                    continue
+                verify = functools.partial(verifier.verify, trace, self.todo(trace), tick)
+                outcomes += self.store.get(self._key(trace), verify)
+        finally:
+            if verifier is not None:
+                verifier.close()
         self.progress("verify", total, total)
         return outcomes
 
-    def _verifier(self, leader: Variant, traces: Sequence[TokenTrace]) -> EngineVerifier:
-        from memdecay_adapters.evaluation.verify import EngineVerifier
+    def recall(self, traces: Sequence[TokenTrace]) -> list[FactOutcome]:
+        """Stream traces through an engine without a host tier and through one with it, and ask in all ways."""
+        from memdecay_adapters.evaluation.recall_stage import run_recall
 
-        return EngineVerifier(self.options.model, leader, max(trace.n_tokens for trace in traces))
+        work = [(trace, self.todo(trace)) for trace in traces]
+        return run_recall(self.options.model, work, self.options.askings, self.store, self.progress)
 
-    def _key(self, trace: TokenTrace, leader: Variant, part: Sequence[Todo]) -> str:
+    def _key(self, trace: TokenTrace) -> str:
         about = [
             self.model_path,
             trace.id,
             trace.source,
             hashlib.sha256(trace.token_ids.tobytes()).hexdigest(),
             [fact.id for fact in trace.facts],
-            leader.config().model_dump_json(),
-            [[variant.label, variant.pinned, budget] for variant, budget in part],
+            [[v.label, v.pinned, v.config().model_dump_json(), budget] for v, budget in self.todo(trace)],
         ]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
@@ -248,6 +252,7 @@ class Evaluation:
             "probes": len(asked),
             "factorisation": factorisation,
             "exact_answers": sum(bool(outcome.exact) for outcome in asked),
+            "ceiling": _rate([o for o in asked if o.policy == "full"]),
             "right_where_survived": _rate([o for o in asked if o.survived]),
             "right_where_lost": _rate([o for o in asked if not o.survived]),
             "chance": 0.125,
@@ -255,27 +260,6 @@ class Evaluation:
             "versions": versions(),
             "machine": machine(),
         }
-
-
-def _parts(todo: Sequence[Todo]) -> list[list[Todo]]:
-    """Pieces that take a minute or two each, and are kept when they are done."""
-    n = -(-len(todo) // MOST_SESSIONS)
-    return [list(todo[number::n]) for number in range(n)]
-
-
-def _verified(verifier: EngineVerifier | None, trace: TokenTrace, part: Sequence[Todo]) -> list[FactOutcome]:
-    assert verifier is not None
-    return verifier.verify(trace, part)
-
-
-def engine_groups(variants: Sequence[Variant]) -> list[tuple[Variant, list[Variant]]]:
-    """Variants that can share an engine, with the one whose configuration it runs with: baselines read none."""
-    leaders = [variant for variant in variants if not variant.is_baseline and variant.policy != "full"]
-    followers = [variant for variant in variants if variant.is_baseline or variant.policy == "full"]
-    leaders.sort(key=lambda variant: variant.policy != "memdecay")
-    groups = [(leader, [leader]) for leader in leaders] or [(followers[0], [])]
-    groups[0][1].extend(follower for follower in followers if follower not in groups[0][1])
-    return groups
 
 
 def _rate(outcomes: Sequence[FactOutcome]) -> float | None:

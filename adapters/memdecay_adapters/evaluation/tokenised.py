@@ -88,6 +88,7 @@ def tokenise_trace(trace: Trace, tokenizer: Any, config: MemDecayConfig) -> Toke
                 needed_at=n_tokens if needed is None else token_at(bounds[needed]),
                 question=fact.question,
                 mentioned_again=fact.mentioned_again,
+                asked_as=fact.asked_as,
             )
         )
     return TokenTrace(

@@ -11,6 +11,7 @@ from memdecay_agents.errors import TraceError
 from memdecay_agents.evaluation.synthetic.domain import Domain
 from memdecay_agents.evaluation.synthetic.paraphrased import PARAPHRASED
 from memdecay_agents.evaluation.synthetic.planted import PLANTED, VARIED
+from memdecay_agents.evaluation.synthetic.retold import RETOLD
 from memdecay_agents.evaluation.synthetic.reworded import REWORDED
 from memdecay_agents.evaluation.synthetic.values import POOLS
 from memdecay_agents.evaluation.traces import Fact, Question, Trace
@@ -20,6 +21,7 @@ GENERATORS: Mapping[str, Domain] = {
     "varied": VARIED,
     "reworded": REWORDED,
     "paraphrased": PARAPHRASED,
+    "retold": RETOLD,
 }
 CHOICES = 8
 SHORTEST_TOKENS = 350
@@ -100,7 +102,7 @@ class _Builder:
             value = pools[kind].pop(0)
             used[kind] -= 1
             wrong = tuple(pools[kind][used[kind] :])
-            yield attribute, Question(f"\nNote: The {attribute} is", (value, *wrong))
+            yield attribute, Question(f"\nNote: The {attribute} is", (value, *wrong), attribute)
 
     def build(self) -> Trace:
         plan = self._plan()

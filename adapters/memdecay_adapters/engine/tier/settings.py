@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from memdecay_agents.recall import RetrievalHead, RetrievalHeads
+from memdecay_agents.recall import NEIGHBOUR_SHARE, RetrievalHead, RetrievalHeads
 
 Rerun: TypeAlias = Literal["turn"] | Annotated[int, Field(ge=1)]
 
@@ -20,11 +20,14 @@ class Recall(BaseModel):
     """Pages that come back at most; as many others leave."""
     query_tokens: int = Field(default=16, ge=1, le=256)
     """Newest tokens of the turn whose queries count."""
+    neighbour_share: float = Field(default=NEIGHBOUR_SHARE, ge=0.0, le=1.0)
+    """A page counts at least this share of what the page before or behind it has: facts lie across pages."""
     rerun: Rerun = "turn"
     """What is computed again after a swap: the turn's last n tokens, or "turn": all of it. Never more than one prefill
     chunk, and nothing that another session may share."""
     heads: tuple[RetrievalHead, ...] | None = Field(default=None, min_length=1)
-    """The model's retrieval heads, also as `RetrievalHeads`; None: those that are shipped for the model."""
+    """The model's retrieval heads, also as `RetrievalHeads`; None: those that are shipped for the model or were found
+    before; a model of which none are known is calibrated when the engine starts."""
 
     @field_validator("heads", mode="before")
     @classmethod

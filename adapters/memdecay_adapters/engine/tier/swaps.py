@@ -24,7 +24,7 @@ from memdecay_adapters.engine.tier.messages import Probe, QueryWindow, TierDirec
 from memdecay_adapters.engine.tier.report import TierReport
 from memdecay_adapters.engine.tracked_request import TrackedRequest
 from memdecay_agents.ledger import EvictionReason
-from memdecay_agents.recall import EvidenceArray, plan_swap
+from memdecay_agents.recall import EvidenceArray, plan_swap, with_neighbours
 from memdecay_agents.recall.wishes import RecallWish, wished_pages
 from memdecay_agents.session_state import SessionState
 
@@ -176,6 +176,8 @@ class Swaps:
         if evidence is None or evidence.shape != (host + len(probe.retained),) or not np.isfinite(evidence).all():
             self._note(tracked, state, "evidence", {}, "lost")
             return None
+        pages = np.array([one.page for one in probe.away] + probe.retained, dtype=np.int64)
+        evidence = with_neighbours(evidence, pages, self._recall.neighbour_share)
         plan = plan_swap(evidence[:host], evidence[host:], self._recall.max_pages)
         victims = [probe.retained[index] for index in plan.send_out.tolist()]
         coming = [probe.away[index] for index in plan.bring_in.tolist()]
