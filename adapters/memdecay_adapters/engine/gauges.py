@@ -44,6 +44,8 @@ GAUGES = {
 LEAST_SECONDS_APART = 2.0
 MOST_SHARE_OF_TIME = 0.005
 """What reading the gauges may take of the scheduler's time."""
+MOST_SHARE_AT_REST = 0.05
+"""The same at the end of a request that leaves nothing running: what is shown then stays until the next one."""
 
 
 class GaugeSample(NamedTuple):
@@ -114,15 +116,17 @@ def _achieved(tallies: Sequence[AgentTally], events: EngineEvents) -> list[Gauge
 
 
 class GaugeSchedule:
-    """When a server reads the gauges: when nothing runs any more, else seldom enough to cost little."""
+    """When a server reads the gauges: when nothing runs any more, else every few seconds; always at little cost."""
 
     def __init__(self) -> None:
-        self._next = 0.0
+        self._next = self._next_at_rest = 0.0
 
     def is_due(self, running: int) -> bool:
         """Whether to read them after a step that leaves so many requests."""
-        return running == 0 or time.monotonic() >= self._next
+        return time.monotonic() >= (self._next if running else self._next_at_rest)
 
     def took(self, seconds: float) -> None:
         """Reading them took so long."""
-        self._next = time.monotonic() + max(LEAST_SECONDS_APART, seconds / MOST_SHARE_OF_TIME)
+        now = time.monotonic()
+        self._next = now + max(LEAST_SECONDS_APART, seconds / MOST_SHARE_OF_TIME)
+        self._next_at_rest = now + seconds / MOST_SHARE_AT_REST
