@@ -96,7 +96,7 @@ def kernels(
 
 @bench.command()
 def recall(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs; below 15 no bound is claimed.")] = 21,
@@ -106,19 +106,13 @@ def recall(
 
     Ends with 1 when the bound is missed.
     """
-    from memdecay_adapters.bench.engine_bench import save
     from memdecay_adapters.bench.recall_bench import RecallBenchOptions, run_recall_bench
 
-    console = Console(stderr=True)
+    output = Output("bench recall", json_file)
     options = RecallBenchOptions(model=model, dtype=dtype, pairs=pairs, evicted_tokens=evicted_tokens)
-    with console.status("starting") as status:
-        result = run_recall_bench(options, lambda line: status.update(line))
-    if json_file is not None:
-        save(result, json_file)
-    _print(result.values, Console())
-    if result.failed_bounds:
-        console.print(f"[bold red]missed[/] {', '.join(result.failed_bounds)}")
-        raise typer.Exit(1)
+    with output.status("starting") as say:
+        result = run_recall_bench(options, say)
+    _tell(output, result.values, result.failed_bounds)
 
 
 @bench.command()

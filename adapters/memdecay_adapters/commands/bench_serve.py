@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,12 +11,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from memdecay_agents.cli.exit_codes import ExitCode
+from memdecay_agents.cli.output import JsonFile, Output
+
 if TYPE_CHECKING:
     from memdecay_adapters.bench.serve_report import ServeResult
 
 
 def serve(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder.")] = None,
     traces: Annotated[
         list[Path] | None, typer.Option(help="A trace file (repeat for more); default: made-up traces.")
@@ -43,15 +45,15 @@ def serve(
     from memdecay_adapters.bench.serve_bench import ServeBench
     from memdecay_adapters.bench.serve_options import ServeOptions
 
-    console = Console(stderr=True, highlight=False)
+    output = Output("bench serve", json_file)
     options = ServeOptions.quick(model, seed) if quick else ServeOptions(model=model).with_seed(seed)
     options = replace(options, workload=replace(options.workload, trace_files=tuple(traces or ())))
-    with console.status("starting") as status:
+    with output.status("starting") as say:
 
         def show(line: str) -> None:
-            status.update(line)
-            if not console.is_terminal:  # a log
-                console.print(f"{datetime.now():%H:%M:%S} {line}", markup=False)
+            say(line)
+            if not output.notes.is_terminal:  # a log
+                output.notes.print(f"{datetime.now():%H:%M:%S} {line}", markup=False)
 
         bench = ServeBench(
             options,
@@ -61,16 +63,15 @@ def serve(
             progress=show,
         )
         result = bench.run(part or ())
-    if json_file is not None:
-        json_file.write_text(json.dumps(result.values, indent=1) + "\n", encoding="utf-8")
+    output.save(result.values)
     if plot is not None:
         from memdecay_adapters.bench.serve_picture import draw_growth
 
         draw_growth(result.values["step_growth"] or {}, plot)
-    _print(result, Console(highlight=False))
+    _print(result, output.results)
     if result.failed_bounds and not quick:
-        console.print(f"[bold red]missed[/] {', '.join(result.failed_bounds)}")
-        raise typer.Exit(1)
+        output.notes.print(f"[bold red]missed[/] {', '.join(result.failed_bounds)}")
+        raise typer.Exit(ExitCode.check_failed)
 
 
 def _print(result: ServeResult, console: Console) -> None:
