@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from memdecay_agents.arrays import IndexArray
 from memdecay_agents.booked_pages import EVIDENCE, page_evidence
 from memdecay_agents.errors import ExplainError
-from memdecay_agents.explanation import Freed, KeptBy, PageExplanation, SessionExplanation
+from memdecay_agents.explanation import CameBack, Freed, KeptBy, PageExplanation, SessionExplanation
 from memdecay_agents.ledger_entry import EvictionReason, LedgerEntry
 from memdecay_agents.pages import PageView, build_page_view, region_counts
 from memdecay_agents.session_state import SessionState
@@ -24,6 +24,7 @@ def explain_session(
     message: int | None = None,
     page: int | None = None,
     token: int | None = None,
+    host_pages: Collection[int] = (),
 ) -> SessionExplanation:
     """Explain the pages of a session that lives.
 
@@ -31,6 +32,7 @@ def explain_session(
         state: the session.
         held_pages: logical pages that the engine holds of it now.
         message: only the pages of this message; likewise ``page`` and ``token``; none of them: all pages.
+        host_pages: freed pages that have a copy in host memory.
 
     Raises:
         ExplainError: the session has no such message, page or token.
@@ -48,7 +50,7 @@ def explain_session(
         _, start, stop = empty.range_of(message=message, page=page, token=token)
         first, end = start // size, min(end, -(-stop // size))
     wanted = np.arange(first, max(first, end), dtype=np.int64)
-    return empty.model_copy(update={"pages": tuple(_pages_of(state, wanted, sorted(held_pages)))})
+    return empty.model_copy(update={"pages": tuple(_pages_of(state, wanted, sorted(held_pages), host_pages))})
 
 
 def message_spans(state: SessionState) -> tuple[tuple[int, int], ...]:
@@ -75,7 +77,9 @@ def message_retention(state: SessionState, held_pages: Sequence[int]) -> tuple[t
 
 
 def explain_entries(entries: Sequence[LedgerEntry], session: str | None = None) -> SessionExplanation:
-    """Explain the freed pages of one session from a ledger's entries; of a page that was freed twice the newest.
+    """Explain the freed pages of one session from a ledger's entries; of a page that went twice the newest.
+
+    A page whose newest entry says that it came back is held.
 
     Args:
         entries: of any sessions, oldest first.
@@ -103,21 +107,34 @@ def explain_entries(entries: Sequence[LedgerEntry], session: str | None = None) 
         session=newest.session, agent=newest.agent, turn=newest.turn, policy="",
         page_size_tokens=newest.token_end - newest.token_start, clock_unit="", clock_ticks=newest.clock_ticks,
         computed_tokens=newest.computed_tokens,
-        budget_tokens=None, complete=False, pages=tuple(_freed_page(mine[number]) for number in sorted(mine)),
+        budget_tokens=None, complete=False, pages=tuple(_by_newest(mine[number]) for number in sorted(mine)),
     )  # fmt: skip
 
 
-def _pages_of(state: SessionState, wanted: IndexArray, held_pages: Sequence[int]) -> list[PageExplanation]:
+def _by_newest(entry: LedgerEntry) -> PageExplanation:
+    if (back := _came_back(entry)) is None:
+        return _freed_page(entry)
+    return PageExplanation(
+        page=entry.page, token_start=entry.token_start, token_end=entry.token_end, state="held", region=entry.region,
+        regions=entry.regions, pinned=entry.pinned, superseded=entry.superseded, came_back=back,
+    )  # fmt: skip
+
+
+def _pages_of(
+    state: SessionState, wanted: IndexArray, held_pages: Sequence[int], host_pages: Collection[int]
+) -> list[PageExplanation]:
     held = _Held(state, held_pages)
+    moves = {entry.page: entry for entry in state.ledger.moves(state.key)}
     entries = {entry.page: entry for entry in state.ledger.entries(state.key)}
     around = build_page_view(state.tokens, wanted, state.tokens.computed_tokens, state.config)
     regions = _regions(around)
     found = []
     for row, page in enumerate(wanted.tolist()):
         if page in held.rows:
-            found.append(held.explain(page, regions[row]))
+            back = _came_back(moves[page]) if page in moves else None
+            found.append(held.explain(page, regions[row]).model_copy(update={"came_back": back}))
         elif page in entries:
-            found.append(_freed_page(entries[page]))
+            found.append(_freed_page(entries[page]).model_copy(update={"on_host": page in host_pages}))
         else:
             facts = _plain_facts(around, row, regions[row])
             found.append(PageExplanation(state="lost", **facts))
@@ -194,6 +211,16 @@ def _regions(view: PageView) -> list[dict[str, int]]:
     counted = np.clip(view.n_tokens - view.page_index * size, 0, size)
     counts = region_counts(view.region, counted, len(names))
     return [{names[at]: int(row[at]) for at in np.flatnonzero(row).tolist()} for row in counts]
+
+
+def _came_back(entry: LedgerEntry) -> CameBack | None:
+    """What a page's newest move says, if it is a return."""
+    if entry.reason is not EvictionReason.swapped_in:
+        return None
+    return CameBack(
+        turn=entry.turn, clock_ticks=entry.clock_ticks, computed_tokens=entry.computed_tokens,
+        evidence=entry.score or None,
+    )  # fmt: skip
 
 
 def _freed_page(entry: LedgerEntry) -> PageExplanation:

@@ -38,6 +38,19 @@ class Freed(_Plain):
     """Pages of the same plan that went before it."""
 
 
+class CameBack(_Plain):
+    """When and why a page that had gone came back from host memory."""
+
+    turn: int
+    clock_ticks: int
+    """The session's clock, in the configuration's unit."""
+    computed_tokens: int
+    """The first token that saw it again."""
+    evidence: float | None
+    """Share of the retrieval heads' attention that the turn's newest queries gave it, summed over heads; None: it was
+    wished for by name."""
+
+
 class KeptBy(_Plain):
     """One thing that would have kept a page in the plan that freed it, everything else as it was."""
 
@@ -75,6 +88,10 @@ class PageExplanation(_Plain):
     goes_after: int | None = None
     """Held pages that would go before it; None: it is not held, or may not go."""
     freed: Freed | None = None
+    came_back: CameBack | None = None
+    """Of a held page that had gone in between."""
+    on_host: bool = False
+    """Whether a copy of a freed page is in host memory, from where it may come back."""
     kept_by: tuple[KeptBy, ...] = ()
 
 
@@ -195,11 +212,19 @@ def _sentence(
         return f"{subject}: nothing is known of it." if pages else f"{subject}: this record frees none of its pages."
     text = f"{subject}: {held} of {held + freed} tokens are held"
     gone = [page.freed for page in pages if page.freed is not None and page.state == "freed"]
+    returned = [page.came_back for page in pages if page.came_back is not None]
+    if returned:
+        why = "by evidence" if any(one.evidence is not None for one in returned) else "as it was asked for"
+        text += (
+            f"; {len(returned)} of its {len(pages)} pages had gone and came back in turn {returned[-1].turn} ({why})"
+        )
     if gone:
         reasons = ", ".join(dict.fromkeys(one.reason.value for one in gone))
         turns = sorted({one.turn for one in gone})
         when = f"turn {turns[0]}" if len(turns) == 1 else f"turns {turns[0]} to {turns[-1]}"
         text += f"; {len(gone)} of its {len(pages)} pages were freed in {when} ({reasons})"
+        if copies := sum(page.on_host for page in pages):
+            text += f", {copies} of them with a copy in host memory"
     return text + "."
 
 

@@ -6,7 +6,7 @@ left (`history_of_ledger`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from memdecay_agents._validation import first_problem
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, LedgerError
-from memdecay_agents.ledger_entry import LedgerEntry
+from memdecay_agents.ledger_entry import EvictionReason, LedgerEntry
 from memdecay_agents.pictures.files import write_whole
 from memdecay_agents.regions import ClockUnit
 
@@ -60,12 +60,14 @@ class PageEvent(_Frozen):
     reason: _Name
     """``EvictionReason``, or the tier's "swapped_out" and "swapped_in"."""
     score: float | None = None
-    """Page score under the policy."""
+    """Page score under the policy; of a page that came back the evidence for it."""
+    to_host: bool = False
+    """Whether it went to host memory, and was there when it came back or when the history was taken."""
 
     @property
     def state(self) -> PageState:
         """Where the page is from then on."""
-        return _STATE_AFTER.get(self.reason, PageState.evicted)
+        return PageState.host if self.to_host else _STATE_AFTER.get(self.reason, PageState.evicted)
 
 
 class PageRun(_Frozen):
@@ -191,8 +193,19 @@ def priorities_of(config: MemDecayConfig) -> tuple[RegionPriority, ...]:
     )
 
 
-def events_of(entries: Iterable[LedgerEntry]) -> tuple[PageEvent, ...]:
-    """Ledger entries of one session as events."""
+def events_of(entries: Sequence[LedgerEntry], away: Collection[int] = ()) -> tuple[PageEvent, ...]:
+    """Ledger entries of one session as events.
+
+    Args:
+        entries: evictions and returns, oldest first.
+        away: pages that are in host memory now.
+    """
+    next_is_a_return: dict[int, bool] = dict.fromkeys(away, True)
+    on_host = []
+    for entry in reversed(entries):
+        returns = entry.reason is EvictionReason.swapped_in
+        on_host.append(not returns and next_is_a_return.get(entry.page, False))
+        next_is_a_return[entry.page] = returns
     return tuple(
         PageEvent(
             page=entry.page,
@@ -202,8 +215,9 @@ def events_of(entries: Iterable[LedgerEntry]) -> tuple[PageEvent, ...]:
             turn=entry.turn,
             reason=entry.reason.value,
             score=entry.score,
+            to_host=to_host,
         )
-        for entry in entries
+        for entry, to_host in zip(entries, reversed(on_host), strict=True)
     )
 
 

@@ -204,3 +204,28 @@ def test_a_page_whose_record_has_gone_is_lost_not_unknown():
     assert lost
     assert explained.of(page=lost[0].page).state == "freed"
     assert isinstance(explained, SessionExplanation)
+
+
+def test_a_page_that_came_back_says_when_and_why_and_one_that_may_says_where_it_is():
+    state, held = played()
+    first, second, third = state.ledger.entries()[:3]
+    found = {"reason": EvictionReason.swapped_in, "turn": 4, "score": 1.25, "parts": {"evidence": 1.25}}
+    wished = {**found, "score": 0.0, "parts": {"evidence": 0.0}}
+    state.restore([first.model_copy(update=found), second.model_copy(update=wished)])
+    held = sorted({*held, first.page, second.page})
+    explained = explain_session(state, held, host_pages={third.page})
+    by_page = {page.page: page for page in explained.pages}
+    assert by_page[first.page].state == "held"
+    assert by_page[first.page].came_back.evidence == 1.25
+    assert by_page[second.page].came_back.evidence is None
+    assert "came back in turn 4 (by evidence)" in explained.of(page=first.page).text
+    assert "(as it was asked for)" in explained.of(page=second.page).text
+    assert by_page[third.page].state == "freed"
+    assert by_page[third.page].on_host
+    assert "copy in host memory" in explained.of(page=third.page).text
+    assert not any(page.on_host or page.came_back for page in explained.pages[: min(first.page, second.page)])
+    alone = {page.page: page for page in explain_entries(state.ledger.moves()).pages}
+    assert (alone[first.page].state, alone[third.page].state) == ("held", "freed")
+    assert alone[first.page].came_back == by_page[first.page].came_back
+
+    assert explain_entries(state.ledger.entries()).of(page=first.page).state == "freed"

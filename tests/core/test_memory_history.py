@@ -294,7 +294,7 @@ def test_the_picture_has_its_themes_ground_and_full_colour_only_where_pages_are_
     from matplotlib.image import imread
 
     def picture(held: bool) -> np.ndarray:
-        events = () if held else events_of(entry(page, 640, region="tool_out") for page in range(38))
+        events = () if held else events_of([entry(page, 640, region="tool_out") for page in range(38)])
         session = SessionHistory(
             session="s", agent=HOSTILE, page_size_tokens=SIZE, computed_tokens=1280, events=events,
             regions=(PageRun(first=0, end=80, region="tool_out"),),
@@ -344,3 +344,20 @@ def test_no_region_is_told_by_its_colour_alone():
     names = ["system", "plan", "user", "tool_in", "tool_out", "retrieval", "scratchpad", "notes", "legal"]
     assert len(set(region_hatches(names).values())) == len(names)
     assert in_usual_order(["notes", UNKNOWN_REGION, "user", "system"]) == ["system", "user", "notes", UNKNOWN_REGION]
+
+
+def test_where_a_page_went_is_told_by_what_came_back_and_by_what_is_in_host_memory_now():
+    back = {"reason": EvictionReason.swapped_in}
+    moves = [
+        entry(1, 64),  # came back
+        entry(2, 64),  # was dropped from host memory, or never copied
+        entry(3, 80),  # is there
+        entry(1, 96).model_copy(update=back),
+        entry(1, 128),  # went again, and is there
+        entry(4, 128),  # came back and stayed
+        entry(4, 140).model_copy(update=back),
+    ]
+    events = events_of(moves, away=(1, 3))
+    host, held, gone = PageState.host, PageState.held, PageState.evicted
+    assert [event.state for event in events] == [host, gone, host, held, host, host, held]
+    assert [event.state for event in events_of(moves)] == [host, gone, gone, held, gone, host, held]

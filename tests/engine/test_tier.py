@@ -259,6 +259,10 @@ def test_the_tier_is_seen_and_ends_with_its_sessions(engine):
     assert stats.host_pages >= 6
     assert f"memdecay_host_tier_bytes {float(stats.host_bytes)}" in text
     assert 'memdecay_host_copied_bytes_total{direction="out"}' in text
+    (seen,) = engine.history().sessions
+    assert sum(event.to_host for event in seen.events) >= stats.host_pages
+    explained = engine.explain(seen.session)
+    assert sum(page.on_host for page in explained.pages) == sum(page.state == "freed" for page in explained.pages) > 0
     engine.close_sessions()
     assert engine.pool_stats().host_pages == 0
     with pytest.raises(EngineError, match="nothing is named"):

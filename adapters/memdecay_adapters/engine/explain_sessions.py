@@ -34,8 +34,10 @@ def explain(
         ExplainError: nothing is known of the session, or it has no such message, page or token.
     """
     for state, held in _living(controller, session):
-        return explain_session(state, held, message=message, page=page, token=token)
-    entries = controller.ledger.entries(session.key())
+        away = () if controller.tier is None else controller.tier.catalogue.away(state.key)
+        on_host = {one.page for one in away}
+        return explain_session(state, held, message=message, page=page, token=token, host_pages=on_host)
+    entries = controller.ledger.moves(session.key())
     if not entries:
         raise ExplainError(
             where=f"session '{session.hint_session}' of agent '{session.agent_path}'",

@@ -10,7 +10,7 @@ import numpy as np
 
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.ledger import Ledger
-from memdecay_agents.ledger_entry import LedgerEntry
+from memdecay_agents.ledger_entry import EvictionReason, LedgerEntry
 from memdecay_agents.pages import build_page_view
 from memdecay_agents.pictures.history import (
     MemoryHistory,
@@ -45,13 +45,17 @@ class SessionSight(NamedTuple):
     """Evictions of this key."""
     rewinds: tuple[tuple[int, int, int], ...]
     """See `SessionState.rewinds`."""
+    away: tuple[int, ...] = ()
+    """Pages in host memory."""
 
 
 def sight(controller: EvictionController) -> tuple[list[SessionSight], Ledger]:
     """What has to be read on the scheduler's thread: the live sessions, and a copy of the ledger."""
     states = [state for _, _, state in controller.running()]
     states += [session.state for session in controller.sessions]
-    return [_sight_of(state) for state in states], controller.ledger.copy()
+    away = {} if controller.tier is None else {state.key: controller.tier.catalogue.away(state.key) for state in states}
+    sights = [_sight_of(state)._replace(away=tuple(page.page for page in away.get(state.key, ()))) for state in states]
+    return sights, controller.ledger.copy()
 
 
 def export_history(
@@ -69,7 +73,7 @@ def export_history(
         tenant: only this tenant's sessions; None: all.
     """
     entries: dict[str, list[LedgerEntry]] = {}
-    for entry in ledger.entries():
+    for entry in ledger.moves():
         entries.setdefault(entry.session, []).append(entry)
     live = {seen.key: _history_of(seen, entries.get(seen.key, []), config.page_size_tokens) for seen in sessions}
     ended = history_of_ledger(entry for key, mine in entries.items() if key not in live for entry in mine)
@@ -112,16 +116,24 @@ def _history_of(seen: SessionSight, entries: Sequence[LedgerEntry], page_size_to
         budget_tokens=None if seen.budget_pages is None else seen.budget_pages * page_size_tokens,
         regions=tuple(runs),
         held=tuple((group[0][1], group[-1][1] + 1) for group in held),
-        events=events_of(entries),
+        events=events_of(entries, seen.away),
         rewinds=tuple(_rewinds(seen, entries)),
     )
 
 
 def _rewinds(seen: SessionSight, entries: Sequence[LedgerEntry]) -> Iterator[Rewind]:
     """The session's rewinds, and its beginning where an earlier one had the same key."""
-    forgotten = seen.booked - len(entries)  # the ledger keeps only the newest entries
+    evictions = [place for place, entry in enumerate(entries) if entry.reason is not EvictionReason.swapped_in]
+    forgotten = seen.booked - len(evictions)  # the ledger keeps only the newest entries
     earlier = seen.booked_before - forgotten
+
+    def events_before(count: int) -> int:
+        """Events until the eviction after the first ``count`` of those that the ledger still has."""
+        return evictions[count] if 0 <= count < len(evictions) else len(entries) if count > 0 else 0
+
     if earlier > 0:
-        yield Rewind(after_events=earlier, from_tokens=entries[earlier - 1].computed_tokens, to_tokens=0)
+        first = events_before(earlier)
+        yield Rewind(after_events=first, from_tokens=entries[first - 1].computed_tokens, to_tokens=0)
     for booked, from_tokens, to_tokens in seen.rewinds:
-        yield Rewind(after_events=max(booked - forgotten, 0), from_tokens=from_tokens, to_tokens=to_tokens)
+        before = events_before(max(booked - forgotten, 0))
+        yield Rewind(after_events=before, from_tokens=from_tokens, to_tokens=to_tokens)
