@@ -1,4 +1,4 @@
-# Commands, each doing all of its own set-up:  make demo [ARGS="..."]   make test   make soak [ARGS="..."]
+# Commands, each doing all of its own set-up:  make demo [ARGS="..."]   make test   make repeats   make soak [ARGS="..."]
 # Needs Linux, Python 3.11 or newer and a C++ compiler (vLLM asks for one); everything else is installed
 # into .venv here. PYTHON=... chooses the interpreter.
 
@@ -18,15 +18,21 @@ endif
 # Half the engine's threads would wait for a core that is not there; vLLM reads this before it starts.
 export OMP_NUM_THREADS ?= $(shell nproc)
 
-.PHONY: demo test soak setup lint types unit clean
+.PHONY: demo test repeats soak setup lint types unit clean
 
 demo: setup
 	$(BIN)/memdecay demo $(ARGS)
 
-# Two test processes with an engine of one thread each: faster than one engine of two threads.
+# Two test processes with an engine of one thread each: faster than one engine of two threads. The core's own tests
+# cover it; the rest runs without the cost of counting lines.
 test: setup lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/core \
 		--cov --cov-report=term:skip-covered --cov-fail-under=95 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/core $(PYTEST_ARGS)
+
+# The same behaviours at further sizes.
+repeats: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m repeat $(PYTEST_ARGS)
 
 # Minutes of random operations on a real engine with a seeded small model; the figures go to soak.json.
 soak: setup
@@ -48,7 +54,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -m "not engine" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not engine and not repeat" $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

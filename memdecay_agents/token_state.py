@@ -21,6 +21,7 @@ from memdecay_agents.salience import local_salience
 from memdecay_agents.spans import Span, SpanFlag, flags_of_tokens, regions_of_tokens
 from memdecay_kernels.implementations import native_library
 from memdecay_kernels.native import host
+from memdecay_kernels.native.host import HostColumns
 from memdecay_kernels.terms import ObserveRule, TokenColumns
 
 _COLUMNS = {
@@ -71,6 +72,7 @@ class TokenState:
         self.pins: frozenset[str] = frozenset()
         self.output_region = "scratchpad"
         self._columns: dict[str, np.ndarray] = {name: np.zeros(0, dtype) for name, dtype in _COLUMNS.items()}
+        self._shown: HostColumns | None = None
 
     def reset_cache(self) -> None:
         """Forget clock and attention, keep the tokens with their regions and pins (after a preemption)."""
@@ -156,6 +158,7 @@ class TokenState:
         new_capacity = -(-max(n_tokens, 2 * capacity, 64) // page) * page
         for name, column in self._columns.items():
             self._columns[name] = np.concatenate([column, np.zeros(new_capacity - capacity, column.dtype)])
+        self._shown = None
 
     def _pinned(self, regions: RegionArray, flags: RegionArray) -> BoolArray:
         pinned = self.table.pinned.copy()
@@ -250,7 +253,9 @@ class TokenState:
     @property
     def columns(self) -> TokenColumns[np.ndarray]:
         """The columns that evidence and scores are made of, [capacity] each; not copies."""
-        return TokenColumns(*(self._columns[name] for name in TokenColumns._fields))
+        if self._shown is None:
+            self._shown = HostColumns(*(self._columns[name] for name in TokenColumns._fields))
+        return self._shown
 
     def paged(self, name: str) -> np.ndarray:
         """A column cut into pages, [capacity in pages, page size]; unregistered tokens are 0."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memdecay_kernels.layouts import KeyLayout, recover_key_layout
     from memdecay_kernels.mass import attention_mass
     from memdecay_kernels.mass_plan import MassPlan
+    from memdecay_kernels.norms import key_norms
     from memdecay_kernels.scores import observe_tokens, score_pages
     from memdecay_kernels.selection import select_pages
     from memdecay_kernels.terms import ObserveRule, ScoreTerms, TokenColumns
@@ -38,6 +39,7 @@ _HOME = {
     "ObserveRule": "terms",
     "ScoreTerms": "terms",
     "TokenColumns": "terms",
+    "key_norms": "norms",
     "implementation_name": "implementations",
 }
 
@@ -54,6 +56,7 @@ __all__ = [
     "compact_rows_into",
     "copy_pages",
     "implementation_name",
+    "key_norms",
     "observe_tokens",
     "recover_key_layout",
     "score_pages",

@@ -89,6 +89,8 @@ class KeyLayout:
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """Undo the packing: ``[..., page_size * head_dim]`` to contiguous ``[..., page_size, head_dim]``."""
         shape = (*packed.shape[:-1], *self.offsets.shape)
+        if not packed.numel():
+            return packed.reshape(shape)
         if self.box is None:
             return packed[..., self.offsets.reshape(-1)].reshape(shape)
         cells = packed.contiguous()

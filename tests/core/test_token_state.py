@@ -1,4 +1,6 @@
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from memdecay_agents import REGIONS, MemDecayConfig, Observation, RefreshRule, Span, SpanFlag, TokenState
 from memdecay_agents.errors import ObservationError, RegionError, SpanError
 from memdecay_agents.salience import local_salience
+from memdecay_kernels.native.host import HostColumns
 
 CONFIG = MemDecayConfig()
 COLUMNS = ("ewma_mass", "accumulated_relative", "salience_sum", "salience_weight", "last_query_mass")
@@ -257,3 +260,15 @@ def test_bad_extensions_register_nothing():
         state.set_pins(["nonsense"])
     assert state.n_tokens == 0
     assert state.pins == frozenset()
+
+
+def test_a_copy_of_the_columns_lies_elsewhere_and_is_found_there() -> None:
+    tokens = TokenState(MemDecayConfig())
+    tokens.extend(40, region="user")
+    shown = tokens.columns
+    assert isinstance(shown, HostColumns)
+    assert shown.addresses.ewma_mass == shown.ewma_mass.ctypes.data
+    for other in (copy.deepcopy(shown), pickle.loads(pickle.dumps(shown))):
+        assert other.addresses.ewma_mass == other.ewma_mass.ctypes.data != shown.addresses.ewma_mass
+    tokens.extend(4000, region="user")
+    assert tokens.columns.addresses.region == tokens.columns.region.ctypes.data

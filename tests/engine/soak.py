@@ -36,6 +36,7 @@ def soak(
     operations: Annotated[int, typer.Option(help="Operations at least.", min=1)] = 2_000,
     evictions: Annotated[int, typer.Option(help="Evicted pages at least.", min=1)] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the operations and their numbers.")] = 0,
+    tier: Annotated[bool, typer.Option(help="With a host tier and recall.")] = True,
     json_file: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = Path("soak.json"),
 ) -> None:
     """Do random things to a real engine until enough has happened; exit with 1 if any bound is missed."""
@@ -44,13 +45,13 @@ def soak(
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from memdecay_adapters.models import resolve_model
     from tests.engine.chaos import Chaos, draw
-    from tests.engine.chaos_engine import PAGE, chaos_engine, small_ledger
+    from tests.engine.chaos_engine import PAGE, TIER, chaos_engine, small_ledger
     from tests.engine.oracle import Oracle
     from tests.engine.random_llama import random_llama
 
     with tempfile.TemporaryDirectory() as folder:
         model = random_llama(Path(folder) / "model", tokenizer_from=resolve_model(None))
-        engine = chaos_engine(model)
+        engine = chaos_engine(model, TIER if tier else None)
         try:
             small_ledger(engine, LEDGER_ENTRIES)
             chaos = Chaos(engine, Oracle(model))
@@ -89,6 +90,9 @@ def soak(
                 "chaos_operations": done,
                 "soak_evictions": evicted(),
                 "leaked_blocks": leaked_blocks,
+                "restored_pages": chaos.stepped.look(
+                    lambda llm, internals: internals.controller.ledger.summary().restored
+                ),
                 "rss_start_mib": round(start_mib, 2),
                 "rss_end_mib": round(end_mib, 2),
                 "rss_growth_mib": round(end_mib - start_mib, 2),

@@ -85,7 +85,7 @@ def distances(engine, oracle, sequence, evictions, seen):
         yield queries, len(token_index), float(mass.sum(dtype=np.float64)), np.abs(mass - expected[token_index]).max()
 
 
-@pytest.mark.parametrize("name", ["exact", "page32"])
+@pytest.mark.parametrize("name", ["exact", pytest.param("page32", marks=pytest.mark.repeat)])
 def test_mass_equals_the_oracles_in_a_prefill_chunk_and_in_decode_before_and_after_eviction(
     engine_named, oracle, tokenizer, name
 ):

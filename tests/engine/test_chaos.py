@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.engine.chaos import RANGES, Chaos
-from tests.engine.chaos_engine import PAGE, chaos_engine
+from tests.engine.chaos_engine import PAGE, TIER, chaos_engine
 from tests.engine.oracle import Oracle
 
 pytestmark = pytest.mark.engine
@@ -37,12 +37,12 @@ class ChaosHouse:
     def __init__(self, model_folder: str) -> None:
         self._folder = model_folder
         self._oracle = Oracle(model_folder)
-        self.chaos = Chaos(chaos_engine(model_folder), self._oracle)
+        self.chaos = Chaos(chaos_engine(model_folder, TIER), self._oracle)
 
     def next_example(self) -> Chaos:
         if self.chaos.failed:
             self.close()
-            self.chaos = Chaos(chaos_engine(self._folder), self._oracle)
+            self.chaos = Chaos(chaos_engine(self._folder, TIER), self._oracle)
         return self.chaos
 
     def close(self) -> None:
@@ -61,6 +61,7 @@ class ChaosMachine(RuleBasedStateMachine):
 
     add, append, rewind = an_operation("add"), an_operation("append"), an_operation("rewind")
     fork, share, abort = an_operation("fork"), an_operation("share"), an_operation("abort")
+    recall = an_operation("recall")
     preempt, shrink_pool, grow_pool = an_operation("preempt"), an_operation("shrink_pool"), an_operation("grow_pool")
     close_sessions, finish_all = an_operation("close_sessions"), an_operation("finish_all")
     steps = an_operation("steps")
@@ -128,9 +129,11 @@ def test_a_chaos_of_operations_keeps_every_invariant(house):
     )  # fmt: skip
     chaos, counts = house.chaos, house.chaos.counts
     assert set(RANGES) <= set(counts), "an operation was never done"
-    assert min(chaos.invariants.begun[what] for what in ("continued", "prefix_hits")) > 0, counts
-    assert min(counts[what] for what in ("aborted", "same_twice")) > 0, counts
+    assert min(chaos.invariants.begun[what] for what in ("continued", "prefix_hits", "reruns", "compared_pages")) > 0
+    assert min(counts[what] for what in ("aborted", "same_twice", "recalled_sessions")) > 0, counts
     stats = chaos.engine.pool_stats()
     assert stats.preemptions > 10
     assert stats.parked_sessions > 10
-    assert chaos.engine.ledger().summary().evicted > 200
+    totals = chaos.engine.ledger().summary()
+    assert totals.evicted > 200
+    assert totals.restored > 20

@@ -50,7 +50,7 @@ def test_eviction_while_decoding(engine_named, oracle, tokenizer, name):
     assert result.retention.peak_pages_decode <= result.retention.budget_pages
 
 
-@pytest.mark.parametrize("name", ["exact", "page32"])
+@pytest.mark.parametrize("name", ["exact", pytest.param("page32", marks=pytest.mark.repeat)])
 def test_eviction_while_prefilling(engine_named, oracle, tokenizer, name):
     engine = engine_named(name)
     ids = prompt_ids(tokenizer, 900, seed=1)
@@ -79,7 +79,7 @@ def test_a_prompt_larger_than_the_pool(engine_named, oracle, tokenizer):
     assert result.retention.peak_pages_decode <= 20
 
 
-@pytest.mark.parametrize("policy_seed", [4, 5])
+@pytest.mark.parametrize("policy_seed", [4, pytest.param(5, marks=pytest.mark.repeat)])
 def test_a_batch_of_requests_each_equals_the_oracle(engine, oracle, tokenizer, policy_seed):
     lengths = {"a": 300, "b": 520, "c": 410}
     prompts = {name: prompt_ids(tokenizer, n, seed=policy_seed + i) for i, (name, n) in enumerate(lengths.items())}

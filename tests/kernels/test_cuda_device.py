@@ -9,11 +9,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from memdecay_kernels import ObserveRule, ScoreTerms, TokenColumns
 from memdecay_kernels.cuda import ops, prepare
 from memdecay_kernels.cuda.attention_mass import attention_mass
 from memdecay_kernels.cuda.cuda_launcher import launcher_for
 from memdecay_kernels.reference import pages as pages_reference
 from tests.kernels.cuda_cases import SCALE, Step, assert_mass_close
+from tests.kernels.test_scores import columns_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICE = torch.device("cuda", 0)
@@ -90,11 +92,22 @@ def test_no_operation_waits_for_the_host():
     scores = torch.rand(500, device=DEVICE)
     evictable, out = torch.ones(500, dtype=torch.bool, device=DEVICE), torch.zeros(9, dtype=torch.int64, device=DEVICE)
     table = torch.zeros_like(step.block_table)
+    columns = TokenColumns(*(column.to(DEVICE) for column in columns_of(4, seed=0)))
+    index, mass = torch.arange(48, device=DEVICE), torch.rand(48, device=DEVICE)
+    rule = ObserveRule(0.1, 8, 1e-3, 16, "relative_mass", 1.5)
+    seven = torch.ones(7, device=DEVICE)
+    terms = ScoreTerms(seven, seven, seven, attention_form="rank", salience_form="rank")
+    parts = torch.zeros(3, 4, device=DEVICE)
+    pool, host_pool = torch.rand(5, 64, device=DEVICE), torch.zeros(5, 64, pin_memory=True)
+    torch.cuda.synchronize(DEVICE)
     torch.cuda.set_sync_debug_mode("error")
     try:
         step.run(launcher_for(DEVICE))
         ops.select_pages(scores, evictable, out)
         ops.compact_rows_into(step.block_table, step.context_lens, 16, table, torch.zeros_like(step.context_lens))
+        ops.observe_tokens(columns, index, mass, None, rule, 4, 7)
+        ops.score_pages(columns, index[:4], evictable[:4], terms, 16, 60, 9, parts)
+        ops.copy_pages(pool, index[:3], host_pool, index[:3])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     expected = torch.zeros_like(out)

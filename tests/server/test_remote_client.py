@@ -305,6 +305,9 @@ def test_an_answer_that_ends_early_ends_the_call(engine: RemoteEngine) -> None:
         ({"config": MemDecayConfig()}, "config.*the server decides"),
         ({"engine_args": {"dtype": "float32"}}, "engine_args"),
         ({"tenant": "other"}, "the tenant follows from api_key"),
+        ({"base_url": "nonsense"}, "no address of a server.*http://127"),
+        ({"base_url": "localhost:8000"}, "no address"),
+        ({"base_url": "http:///v1"}, "no address"),
     ],
 )
 def test_what_the_server_decides_is_no_field_of_the_client(fields: dict[str, Any], message: str) -> None:

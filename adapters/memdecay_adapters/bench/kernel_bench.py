@@ -24,7 +24,7 @@ from memdecay_adapters.bench.machine import machine, versions
 from memdecay_adapters.bench.statistics import paired_ratio
 from memdecay_adapters.engine.observer import observed_layer_names
 from memdecay_agents import MemDecayConfig
-from memdecay_kernels import MassPlan, ScoreTerms, TokenColumns, implementation_name
+from memdecay_kernels import MassPlan, ScoreTerms, implementation_name
 from memdecay_kernels.implementations import native_library
 from memdecay_kernels.native import host
 from memdecay_kernels.native.library import Library
@@ -237,7 +237,7 @@ def _score_and_select_us(library: Library, tokens: int, form: str, seed: int) ->
     def some(scale: float) -> Any:
         return (rng.random(tokens) * scale).astype(np.float32)
 
-    columns = TokenColumns(
+    columns = host.HostColumns(
         region=rng.integers(0, 7, tokens).astype(np.int8),
         flags=np.zeros(tokens, np.int8),
         refreshed_at_ticks=rng.integers(0, 9000, tokens),

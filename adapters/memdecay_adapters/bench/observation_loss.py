@@ -1,9 +1,9 @@
 """``memdecay bench observation``: what is lost by measuring few layers, every few steps, from few queries.
 
-A trace is run once through transformers with all attention kept (heads averaged). Its last part stands for decode
-steps. The product's own session state takes in what each schedule would have measured, and its default policy orders
-the pages. That order is compared with two others: the one that all layers and every decode step lead to, with the same
-queries of the prompt; and the one of all layers and every query, the prompt's included.
+A trace is recorded once with all attention (heads averaged). Its last part stands for decode steps. The product's own
+session state takes in what each schedule would have measured, and a policy orders the pages: the default one, and
+accumulated attention, which knows nothing but what was measured. That order is compared with the one that all layers
+and every query, of prompt and answer, lead to.
 
     rank correlation   Spearman's, of the page scores
     kept in common     of the pages that half the budget keeps, the share that the other order keeps too
@@ -14,29 +14,31 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from memdecay_adapters.bench.machine import machine, versions
-from memdecay_adapters.engine.observer import observed_layer_names
+from memdecay_adapters.evaluation.recorder import AttentionRecorder
 from memdecay_adapters.langchain.prompt import build_prompt
 from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.errors import UnsupportedError
+from memdecay_agents.evaluation.recording import AttentionRecording
+from memdecay_agents.evaluation.traces import TokenTrace
 from memdecay_agents.observations import Observation
 from memdecay_agents.policies.registry import get_policy
 from memdecay_agents.session_state import SessionState
 from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CHUNK_TOKENS = 512
 DECODE_SHARE = 0.25
+POLICIES = ("memdecay", "accumulated_attention")
 
 
 @dataclass(frozen=True)
@@ -44,29 +46,34 @@ class Schedule:
     """What is measured."""
 
     layers: str
-    """"all", "every third" (as the configuration's default) or "quarter"."""
+    """"all", "every third" (as the configuration's default) or "every fourth"."""
     stride: int
     """Decode steps from one measurement to the next."""
     window: int | None
     """Queries of a prefill chunk; None: all."""
     spread: bool = False
     """Whether they are spread evenly over the chunk, its last one among them; else they are its newest."""
+    decode_window: int = 1
+    """Newest decode queries that one measurement averages; at most the stride."""
 
 
 EVERYTHING = Schedule("all", 1, None)
 DEFAULT = Schedule("every third", 4, 16)
 SCHEDULES = (
     DEFAULT,
+    Schedule("all", 1, 16),
+    Schedule("all", 4, 16),
+    Schedule("every fourth", 4, 16),
     Schedule("every third", 1, 16),
+    Schedule("every third", 4, 16, decode_window=4),
     Schedule("every third", 8, 16),
     Schedule("every third", 16, 16),
-    Schedule("all", 4, 16),
-    Schedule("quarter", 4, 16),
-    Schedule("quarter", 8, 16),
+    Schedule("every third", 16, 16, decode_window=16),
     Schedule("every third", 4, 64),
     Schedule("every third", 4, 64, spread=True),
     Schedule("every third", 4, None),
 )
+_LAYERS: dict[str, Any] = {"all": "all", "every third": 3, "every fourth": 4}
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class ObservationOptions:
     """Traces, the first that are long enough."""
     min_tokens: int = 700
     max_tokens: int = 1700
-    """Longer traces are cut: all attention of one is kept in memory, layers x tokens^2 numbers."""
+    """Longer traces are cut."""
 
 
 def run_observation_bench(
@@ -97,24 +104,22 @@ def run_observation_bench(
         UnsupportedError: no trace of the file is long enough.
     """
     path = resolve_model(options.model)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     config = MemDecayConfig()
-    rows: dict[Schedule, list[tuple[float, float, float, float]]] = {schedule: [] for schedule in SCHEDULES}
+    recorders = {
+        name: AttentionRecorder(path, config.model_copy(update={"observed_layers": layers}))
+        for name, layers in _LAYERS.items()
+    }
+    found: dict[tuple[Schedule, str], list[tuple[float, float]]] = {}
     names = []
-    for name, ids, spans in _prompts(options, tokenizer, config):
+    for name, ids, spans in _prompts(options, AutoTokenizer.from_pretrained(path), config):
         progress(f"{name}: {len(ids)} tokens")
-        attention = all_attention(model, ids)
-        everything = page_order(EVERYTHING, attention, spans, config)
-        for schedule in SCHEDULES:
-            every_step = replace(schedule, layers="all", stride=1)
-            order = page_order(schedule, attention, spans, config)
-            rows[schedule].append(
-                (
-                    *agreement(order, page_order(every_step, attention, spans, config)),
-                    *agreement(order, everything),
-                )
-            )
+        trace = TokenTrace(name, "bench", len(ids), np.asarray(ids, dtype=np.int64), tuple(spans))
+        recordings = {layers: recorder.record(trace) for layers, recorder in recorders.items()}
+        for policy in POLICIES:
+            truth = page_order(EVERYTHING, recordings["all"], spans, config, policy)
+            for schedule in SCHEDULES:
+                order = page_order(schedule, recordings[schedule.layers], spans, config, policy)
+                found.setdefault((schedule, policy), []).append(agreement(order, truth))
         names.append(name)
         if len(names) >= options.limit:
             break
@@ -131,65 +136,52 @@ def run_observation_bench(
         "machine": machine(),
         "versions": versions(),
         "traces": names,
-        "schedules": [_row(schedule, rows[schedule]) for schedule in SCHEDULES],
+        "schedules": [
+            _row(schedule, {policy: found[schedule, policy] for policy in POLICIES}) for schedule in SCHEDULES
+        ],
     }
 
 
-def _row(schedule: Schedule, found: list[tuple[float, float, float, float]]) -> dict[str, Any]:
-    correlations, overlaps, correlations_all, overlaps_all = zip(*found, strict=True)
-    return {
+def _row(schedule: Schedule, found: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+    row: dict[str, Any] = {
         "layers": schedule.layers,
         "decode_stride_steps": schedule.stride,
+        "decode_queries": schedule.decode_window,
         "prefill_queries": schedule.window,
         "spread": schedule.spread,
-        "rank_correlation_every_step": round(statistics.fmean(correlations), 4),
-        "rank_correlation_every_step_worst": round(min(correlations), 4),
-        "kept_in_common_every_step": round(statistics.fmean(overlaps), 4),
-        "rank_correlation_every_query": round(statistics.fmean(correlations_all), 4),
-        "kept_in_common_every_query": round(statistics.fmean(overlaps_all), 4),
     }
-
-
-def all_attention(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """Attention of every query in every layer, heads averaged, float16 ``[layers, n, n]``."""
-    kept: list[torch.Tensor] = []
-
-    def keep(module: Any, inputs: Any, outputs: Any) -> None:
-        kept.append(outputs[1][0].mean(0).half())
-
-    hooks = [layer.self_attn.register_forward_hook(keep) for layer in model.model.layers]
-    try:
-        with torch.no_grad():
-            model.model(torch.tensor([list(ids)]), use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return torch.stack(kept)
+    for policy, pairs in found.items():
+        correlations, overlaps = zip(*pairs, strict=True)
+        row[f"{policy}_rank_correlation"] = round(statistics.fmean(correlations), 4)
+        row[f"{policy}_rank_correlation_worst"] = round(min(correlations), 4)
+        row[f"{policy}_kept_in_common"] = round(statistics.fmean(overlaps), 4)
+    return row
 
 
 def page_order(
-    schedule: Schedule, attention: torch.Tensor, spans: Sequence[Span], config: MemDecayConfig
+    schedule: Schedule, recording: AttentionRecording, spans: Sequence[Span], config: MemDecayConfig, policy_name: str
 ) -> dict[int, float]:
     """Score of each evictable page at the end of a trace that was measured by a schedule."""
-    layers, n, _ = attention.shape
-    policy = get_policy(config.policy, config)
+    n = recording.n_tokens
+    policy = get_policy(policy_name, config)
     session = SessionState(SessionId("bench", "trace", "agent", ""), "agent", config, policy)
     session.tokens.extend(n, spans=spans)
-    mass = attention[_layer_indices(schedule.layers, layers, config)].float().mean(0).numpy()
     prompt = n - int(n * DECODE_SHARE)
     for start in range(0, prompt, CHUNK_TOKENS):
         end = min(start + CHUNK_TOKENS, prompt)
         session.on_computed(end - start, 0)
         window = end - start if schedule.window is None else min(schedule.window, end - start)
         step = (end - start) // window if schedule.spread else 1
-        queries = mass[end - 1 - step * (window - 1) : end : step]
-        session.observe(_observation(queries, end, end - start))
+        session.observe(_observation(recording, range(end - 1 - step * (window - 1), end, step), end - start, start))
+    normed = prompt
     for at in range(prompt, n):
         session.on_computed(1, 1)
         if (at - prompt + 1) % schedule.stride == 0:
-            session.observe(_observation(mass[at : at + 1], at + 1, schedule.stride))
+            queries = range(max(at + 1 - schedule.decode_window, prompt), at + 1)
+            session.observe(_observation(recording, queries, schedule.stride, normed))
+            normed = at + 1
     view = session.view(n, np.arange(-(-n // config.page_size_tokens)))
-    scores = np.sum(list(policy.score_parts(view).values()), axis=0)
+    scores = policy.page_scores(view)
     evictable = view.page_index[view.evictable].tolist()
     return dict(zip(evictable, scores[view.evictable].tolist(), strict=True))
 
@@ -204,15 +196,13 @@ def agreement(one: dict[int, float], other: dict[int, float]) -> tuple[float, fl
     return correlation, len(kept_a & kept_b) / half
 
 
-def _layer_indices(which: str, layers: int, config: MemDecayConfig) -> list[int]:
-    names = [str(index) for index in range(layers)]
-    chosen = {"all": "all", "every third": config.observed_layers, "quarter": 4}[which]
-    return sorted(int(name) for name in observed_layer_names(names, chosen))
-
-
-def _observation(rows: np.ndarray, seen: int, represented: int) -> Observation:
-    mass = rows[:, :seen].mean(0).astype(np.float32)
-    return Observation(np.arange(seen), mass / mass.sum(), represented)
+def _observation(recording: AttentionRecording, queries: range, represented: int, first_normed: int) -> Observation:
+    seen = queries[-1] + 1
+    mass = np.zeros(seen, dtype=np.float32)
+    for query in queries:
+        mass[: query + 1] += recording.row(query)
+    norms = recording.key_norms[first_normed:seen]
+    return Observation(np.arange(seen), mass / mass.sum(), represented, key_norms=norms)
 
 
 def _prompts(

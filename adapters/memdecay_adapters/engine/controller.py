@@ -79,8 +79,7 @@ class EvictionController(SessionTurns):
         elif tracked.is_decoding(processed_tokens):
             needed_pages = max(processed_tokens // self.page_size_tokens + 1 - table_pages, 0)
         state = self._state_of(tracked)
-        if tracked.budget.kind == "share":
-            state.share_pages = self.shares.of(request_id, self._requests, self.page_size_tokens)
+        self.refresh_share(tracked, state)
         plan = state.plan(processed_tokens, held_pages, needed_pages)
         if plan.shortfall_pages and state.kept_pages:
             state.kept_pages = frozenset()  # a budget goes before what was recalled, and before recalling
@@ -158,6 +157,11 @@ class EvictionController(SessionTurns):
         """Pages that came back since the last step and are still there, with their blocks, by request id."""
         restored, self._restored_since_step = self._restored_since_step, {}
         return restored
+
+    def refresh_share(self, tracked: TrackedRequest, state: SessionState) -> None:
+        """Tell a session whose budget is a share of the pool what that is now."""
+        if tracked.budget is not None and tracked.budget.kind == "share":
+            state.share_pages = self.shares.of(tracked.request.request_id, self._requests, self.page_size_tokens)
 
     def with_state(self, request_id: str) -> tuple[TrackedRequest, SessionState] | None:
         """A request that has begun, and its session's state."""

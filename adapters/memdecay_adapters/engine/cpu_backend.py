@@ -101,7 +101,7 @@ class MemDecayCPUImpl(CPUAttentionBackendImpl):
                 self._layout = cpu_key_layout(layer.isa, page_size, head_dim, kv_cache.dtype)
             attn_metadata.observed_rows.plan.add_layer(query, self._keys, self._layout, self.scale)
             if (norms := attn_metadata.observed_rows.norms) is not None and self._layout is not None:
-                norms.add_layer(self._layout.unpack(self._keys.index_select(0, norms.pages)))
+                norms.add_layer(self._keys, self._layout)
         return result
 
     _keys: torch.Tensor | None = None

@@ -195,7 +195,7 @@ def add_mass(rows: ObservedRows | None, query: torch.Tensor, kv_cache: torch.Ten
             keys = kv_cache[..., : kv_cache.shape[-1] // 2]
             rows.plan.add_layer(query, keys, None, scale)
             if rows.norms is not None:
-                rows.norms.add_layer(keys.index_select(0, rows.norms.pages.to(keys.device)))
+                rows.norms.add_layer(keys, None)
 
 
 class DeviceStepObserver(StepObserver):

@@ -10,7 +10,7 @@ import torch
 from memdecay_adapters.engine.step_messages import AttentionReport, MassReport, StepDirections
 from memdecay_adapters.engine.tier.queries import QueryTails
 from memdecay_agents.errors import ConfigError
-from memdecay_kernels import MassPlan
+from memdecay_kernels import KeyLayout, MassPlan, key_norms
 
 
 class KeyNorms:
@@ -27,14 +27,14 @@ class KeyNorms:
         self._sums: torch.Tensor | None = None
         self._layers = 0
 
-    def add_layer(self, keys: torch.Tensor) -> None:
+    def add_layer(self, key_cache: torch.Tensor, layout: KeyLayout | None) -> None:
         """Add one layer's norms, means over the key heads.
 
         Args:
-            keys: ``[N, num_kv_heads, page_size, head_dim]``, any float type: the keys of ``pages``.
+            key_cache: the layer's keys, as for `memdecay_kernels.attention_mass`.
+            layout: how they are packed; None: token after token.
         """
-        norms = torch.linalg.vector_norm(keys, dim=-1, dtype=torch.float32).mean(1)
-        self._sums = norms if self._sums is None else self._sums + norms
+        self._sums = key_norms(key_cache, layout, self.pages, out=self._sums)
         self._layers += 1
 
     def of_row(self, row: int, kept_tokens: int) -> torch.Tensor | None:

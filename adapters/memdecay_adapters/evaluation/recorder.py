@@ -7,6 +7,7 @@ of queries of one layer, and the n x n result. Recordings are kept on disk and f
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from memdecay_agents.errors import TraceError
 from memdecay_agents.evaluation.recording import FORMAT_VERSION, AttentionRecording
 from memdecay_agents.evaluation.traces import TokenTrace
 
-_NAME = "memdecay_recording"
+_numbers = itertools.count()
 _BLOCK_QUERIES = 256
 LONGEST_TOKENS = 16_384
 """Beyond, the n x n recording would not be small any more."""
@@ -98,9 +99,10 @@ class AttentionRecorder:
         if self._model is None:
             from transformers import AttentionInterface, AutoModelForCausalLM
 
-            AttentionInterface.register(_NAME, self._attend)
+            name = f"memdecay_recording_{next(_numbers)}"  # names are the process's, and recorders may be several
+            AttentionInterface.register(name, self._attend)
             self._model = AutoModelForCausalLM.from_pretrained(
-                self.model_path, dtype=torch.float32, attn_implementation=_NAME
+                self.model_path, dtype=torch.float32, attn_implementation=name
             ).eval()
         return self._model
 

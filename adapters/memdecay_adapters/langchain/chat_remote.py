@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -44,6 +45,12 @@ class ChatMemDecayRemote(ChatMemDecay):
 
     @model_validator(mode="after")
     def _check_remote(self) -> Self:
+        if not self.base_url.startswith(("http://", "https://")) or not urlsplit(self.base_url).hostname:
+            raise ConfigError(
+                where=f"ChatMemDecayRemote(base_url={self.base_url!r})",
+                rule="it is no address of a server",
+                remedy="Give scheme and host, such as http://127.0.0.1:8000.",
+            )
         for name, is_given in (
             ("config", self.config is not None),
             ("engine_args", bool(self.engine_args)),

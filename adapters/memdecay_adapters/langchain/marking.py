@@ -60,9 +60,15 @@ def mark(
         config: knows the regions; None: the seven.
 
     Raises:
-        TagError: an unknown region, a span that is empty, overlaps another, or lies beyond the text, or a message
-            in ``supersedes`` that has no id.
+        TagError: no message, an unknown region, a span that is empty, overlaps another, or lies beyond the text, or
+            a message in ``supersedes`` that has no id.
     """
+    if not isinstance(message, BaseMessage):
+        raise TagError(
+            where=f"mark({str(message)[:24]!r}...)",
+            rule=f"it is a {type(message).__name__}, and only messages are marked",
+            remedy="Give a LangChain message, or write memdecay_adapters.tag(text, region) into one's content.",
+        )
     known, where = _known(config), tag_place(message)
     if isinstance(what, str):
         new, parts = [_entry(what, pinned, supersedes, known, where)], False

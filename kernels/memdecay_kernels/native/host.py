@@ -6,6 +6,7 @@ Arrays are C-contiguous and of the dtypes that `memdecay_kernels.terms` names; n
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,23 @@ def pointer(array: npt.NDArray[Any]) -> int:
         return address
 
 
+class HostColumns(TokenColumns[npt.NDArray[Any]]):
+    """Columns that serve many calls: where they lie is looked up once."""
+
+    @functools.cached_property
+    def addresses(self) -> TokenColumns[int]:
+        """Of the first elements."""
+        return TokenColumns(*(pointer(column) for column in self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy's columns lie elsewhere."""
+        return type(self), tuple(self)
+
+
+def _addresses(columns: Columns) -> TokenColumns[int]:
+    return columns.addresses if isinstance(columns, HostColumns) else HostColumns(*columns).addresses
+
+
 def observe_tokens(
     library: Library,
     columns: Columns,
@@ -47,18 +65,19 @@ def observe_tokens(
     clock_ticks: int,
 ) -> None:
     """See `memdecay_kernels.observe_tokens`."""
+    at = _addresses(columns)
     library.call(
         "observe",
         ObserveArgs(
-            refreshed_at_ticks=pointer(columns.refreshed_at_ticks),
-            ewma_mass=pointer(columns.ewma_mass),
-            accumulated_relative=pointer(columns.accumulated_relative),
-            salience_sum=pointer(columns.salience_sum),
-            salience_weight=pointer(columns.salience_weight),
-            last_query_mass=pointer(columns.last_query_mass),
+            refreshed_at_ticks=at.refreshed_at_ticks,
+            ewma_mass=at.ewma_mass,
+            accumulated_relative=at.accumulated_relative,
+            salience_sum=at.salience_sum,
+            salience_weight=at.salience_weight,
+            last_query_mass=at.last_query_mass,
             token_index=pointer(token_index),
             mass=pointer(mass),
-            newest_mass=None if newest_mass is None else pointer(newest_mass),
+            newest_mass=0 if newest_mass is None else pointer(newest_mass),
             count=token_index.shape[0],
             clock_ticks=clock_ticks,
             keep=(1.0 - rule.ewma_factor) ** represented_queries,
@@ -84,16 +103,17 @@ def score_pages(
     out: npt.NDArray[np.float32],
 ) -> None:
     """See `memdecay_kernels.score_pages`."""
+    at = _addresses(columns)
     power_law = terms.decay_form == "power_law"
     library.call(
         "score",
         ScoreArgs(
-            region=pointer(columns.region),
-            flags=pointer(columns.flags),
-            refreshed_at_ticks=pointer(columns.refreshed_at_ticks),
-            attention=pointer(getattr(columns, terms.attention_column)),
-            salience_sum=pointer(columns.salience_sum),
-            salience_weight=pointer(columns.salience_weight),
+            region=at.region,
+            flags=at.flags,
+            refreshed_at_ticks=at.refreshed_at_ticks,
+            attention=getattr(at, terms.attention_column),
+            salience_sum=at.salience_sum,
+            salience_weight=at.salience_weight,
             base_priority=pointer(terms.base_priority),
             decay=pointer(terms.half_life_ticks if power_law else terms.decay_rate_per_tick),
             pages=pointer(pages),
@@ -127,14 +147,14 @@ def page_facts(
 
     On a tie the region of the higher ``tie_rank`` (int64 ``[regions]``) wins. Counted are registered tokens.
     """
-    count = pages.shape[0]
+    at, count = _addresses(columns), pages.shape[0]
     page_region = np.empty(count, dtype=np.int8)
     page_pinned, page_superseded = np.empty(count, dtype=np.bool_), np.empty(count, dtype=np.bool_)
     library.call(
         "facts",
         FactsArgs(
-            region=pointer(columns.region),
-            flags=pointer(columns.flags),
+            region=at.region,
+            flags=at.flags,
             pinned=pointer(pinned),
             tie_rank=pointer(tie_rank),
             pages=pointer(pages),

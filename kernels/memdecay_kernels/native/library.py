@@ -17,6 +17,7 @@ NAMES = ("portable", "avx2", "avx512", "amx")
 OPERATIONS = (
     "attention_mass",
     "read_keys",
+    "key_norms",
     "observe",
     "score",
     "salience",
@@ -44,17 +45,18 @@ class Library:
             name: functools.partial(getattr(functions, f"memdecay_{name}"), number) for name in OPERATIONS
         }
 
-    def call(self, operation: str, arguments: ctypes.Structure) -> None:
+    def call(self, operation: str, arguments: bytes | int) -> None:
         """Run an operation.
 
         Args:
             operation: one of `OPERATIONS`.
-            arguments: its record (see `memdecay_kernels.native.records`); what it points to must stay alive.
+            arguments: its record (see `memdecay_kernels.native.records`), or the record's address; what it points to
+                must stay alive.
 
         Raises:
             RuntimeError: the library's record has another size: it was built from other sources.
         """
-        if self._calls[operation](ctypes.addressof(arguments)):
+        if self._calls[operation](arguments):
             raise RuntimeError(f"{build.LIBRARY.name} was built from other sources: {REBUILD}")
 
 

@@ -10,7 +10,7 @@ import torch
 
 from memdecay_kernels.layouts import KeyLayout
 from memdecay_kernels.native.library import Library
-from memdecay_kernels.native.records import MassArgs
+from memdecay_kernels.native.records import MassArgs, ReusedRecord
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -64,7 +64,9 @@ class MassCall:
         if layout is None:
             layout = plain_layout(key_cache.shape[2], key_cache.shape[3], key_cache.stride(2))
         self._alive = (rows, layout, out)
-        self._record = MassArgs(
+        packed = MassArgs(
+            query=query.data_ptr(),
+            keys=key_cache.data_ptr(),
             query_token_stride=query.stride(0),
             query_head_stride=query.stride(1),
             key_page_stride=key_cache.stride(0),
@@ -91,6 +93,7 @@ class MassCall:
             threads=torch.get_num_threads(),
             scale=scale,
         )
+        self._record = ReusedRecord(MassArgs, packed, "keys", "query")
 
     batches_layers = False
     """Each layer is measured while its keys are near."""
@@ -106,9 +109,8 @@ class MassCall:
             query: of the shape and strides that the record was filled for.
             key_cache: likewise.
         """
-        self._record.query = query.data_ptr()
-        self._record.keys = key_cache.data_ptr()
-        self._library.call("attention_mass", self._record)
+        self._record.point(key_cache.data_ptr(), query.data_ptr())
+        self._library.call("attention_mass", self._record.address)
 
     def run_layers(self, queries: Sequence[torch.Tensor], key_caches: Sequence[torch.Tensor]) -> None:
         """Measure several layers, one after the other."""
@@ -121,8 +123,8 @@ class MassCall:
         Args:
             key_cache: of the shape and strides that the record was filled for.
         """
-        self._record.keys = key_cache.data_ptr()
-        self._library.call("read_keys", self._record)
+        self._record.point(key_cache.data_ptr())
+        self._library.call("read_keys", self._record.address)
 
 
 def _shape(query: torch.Tensor, keys: torch.Tensor, layout: KeyLayout | None, scale: float) -> tuple[object, ...]:

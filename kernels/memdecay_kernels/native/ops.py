@@ -10,8 +10,8 @@ import torch
 from memdecay_kernels.layouts import KeyLayout
 from memdecay_kernels.native import host
 from memdecay_kernels.native.library import Library, load
-from memdecay_kernels.native.mass_call import MassCall, MassRows
-from memdecay_kernels.native.records import CompactArgs, CopyArgs
+from memdecay_kernels.native.mass_call import DTYPES, MassCall, MassRows, plain_layout
+from memdecay_kernels.native.records import CompactArgs, CopyArgs, NormArgs
 from memdecay_kernels.terms import ObserveRule, ScoreTerms, TokenColumns
 
 
@@ -59,6 +59,33 @@ def mass_call(
     if query.stride(2) != 1 or key_cache.stride(-1) != 1 or not rows.readable() or (out.numel() and out.stride(1) != 1):
         return None
     return MassCall(library(), rows, query, key_cache, layout, scale, head_reduce, out, accumulate)
+
+
+def key_norms(key_cache: torch.Tensor, layout: KeyLayout | None, pages: torch.Tensor, out: torch.Tensor) -> bool:
+    """See `memdecay_kernels.key_norms`; False where the strides are none that the library reads."""
+    if key_cache.stride(-1) != 1:
+        return False
+    if layout is None:
+        layout = plain_layout(key_cache.shape[2], key_cache.shape[3], key_cache.stride(2))
+    pages = pages.contiguous()
+    library().call(
+        "key_norms",
+        NormArgs(
+            keys=key_cache.data_ptr(),
+            key_page_stride=key_cache.stride(0),
+            key_head_stride=key_cache.stride(1),
+            offsets=layout.offsets32.data_ptr(),
+            pages=pages.data_ptr(),
+            out=out.data_ptr(),
+            count=pages.numel(),
+            num_kv_heads=key_cache.shape[1],
+            head_dim=layout.head_dim,
+            page_size=layout.page_size_tokens,
+            key_dtype=DTYPES[key_cache.dtype],
+            tile_kind=layout.tile_kind,
+        ),
+    )
+    return True
 
 
 def observe_tokens(

@@ -21,7 +21,7 @@ def observe_tokens(
     """See `memdecay_kernels.observe_tokens`; changes the columns in place."""
     weight = represented_queries
     relative = mass * token_index.numel()
-    keep = torch.tensor((1.0 - rule.ewma_factor) ** weight, dtype=torch.float32)
+    keep = torch.tensor((1.0 - rule.ewma_factor) ** weight, dtype=torch.float32, device=mass.device)
     columns.ewma_mass[token_index] = keep * columns.ewma_mass[token_index] + (1.0 - keep) * mass
     columns.accumulated_relative[token_index] += weight * relative
     columns.last_query_mass[token_index] = mass if newest_mass is None else newest_mass
@@ -38,9 +38,9 @@ def local_salience(relative_mass: torch.Tensor, neighbours: int, floor: float) -
     """log of each floored relative mass over the mean of itself and its neighbours, float32 ``[m]``."""
     count = relative_mass.numel()
     floored = relative_mass.clamp(min=floor)
-    total = torch.zeros(count + 1, dtype=torch.float64)
+    total = torch.zeros(count + 1, dtype=torch.float64, device=relative_mass.device)
     total[1:] = floored.double().cumsum(0)
-    position = torch.arange(count)
+    position = torch.arange(count, device=relative_mass.device)
     first, last = (position - neighbours).clamp(min=0), (position + neighbours + 1).clamp(max=count)
     mean = (total[last] - total[first]) / (last - first)
     return torch.log(floored / mean.float())
@@ -50,7 +50,7 @@ def unit_ranks(values: torch.Tensor) -> torch.Tensor:
     """Ranks in [0, 1], equal values sharing their mean rank, float32 ``[n]``; one value: 0.5."""
     count = values.numel()
     if count < 2:
-        return torch.full((count,), 0.5)
+        return torch.full((count,), 0.5, device=values.device)
     _, inverse, counts = torch.unique(values, sorted=True, return_inverse=True, return_counts=True)
     last = counts.cumsum(0)
     mean_rank: torch.Tensor = (2 * last - counts - 1).float() * 0.5
@@ -88,7 +88,7 @@ def score_pages(
         terms.salience_weight * _term(salience, evictable, terms.salience_form),
     )
     count = (processed_tokens - pages * page_size_tokens).clamp(0, page_size_tokens)
-    valid = torch.arange(page_size_tokens) < count[:, None]
+    valid = torch.arange(page_size_tokens, device=pages.device) < count[:, None]
     for row, part in enumerate(parts):
         out[row] = torch.where(valid, part, 0.0).sum(1) / count.clamp(min=1)
 

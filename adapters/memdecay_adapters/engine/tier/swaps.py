@@ -100,6 +100,7 @@ class Swaps:
         held = held_pages(row)
         state.kept_pages |= wished
         evictable = int(state.view(processed, held).evictable.sum())
+        self._controller.refresh_share(tracked, state)
         room = max((state.budget_pages or 0) - len(held), 0)
         by_value = sorted(self._book.catalogue.away(state.key), key=lambda page: -page.entry.score)
         asked = [page for page in by_value if page.page in wished and page.page < len(row)]
@@ -141,7 +142,9 @@ class Swaps:
     def _probe(self, request_id: str, tracked: TrackedRequest, state: SessionState) -> Probe | None:
         """What the turn's queries are to be asked about; None: there is nothing to swap."""
         row, page = self._cache.row(request_id), state.config.page_size_tokens
-        rewind_to = max(self._rerun_from(tracked), self._cache.published_pages(request_id) * page)
+        holes = [number for number, block in enumerate(row) if block.is_null]
+        fixed_pages = max(self._cache.published_pages(request_id), max(holes, default=-1) + 1)  # not to be written
+        rewind_to = max(self._rerun_from(tracked), fixed_pages * page)
         if rewind_to >= tracked.request.num_prompt_tokens:
             return None
         away = [one for one in self._book.catalogue.away(state.key) if one.page < rewind_to // page]

@@ -1,6 +1,6 @@
-// The C interface of the native library: one plain argument record an operation, filled by ctypes.
+// The C interface of the native library: one plain argument record an operation, packed by records.py.
 //
-// Every field has the width that ctypes gives it; strides are in elements, counts in the unit of their name.
+// Fields lie as the compiler aligns them; strides are in elements, counts in the unit of their name.
 // A record's first field is its own size: a library and a Python file of different versions refuse each other.
 #pragma once
 #include <cstdint>
@@ -45,6 +45,22 @@ struct MassArgs {
   int32_t accumulate;
   int32_t threads;             // at most so many; 0: OpenMP's own number
   float scale;
+};
+
+struct NormArgs {
+  int64_t size_bytes;
+  const void* keys;            // cells of page_size * head_dim elements
+  int64_t key_page_stride;
+  int64_t key_head_stride;
+  const int32_t* offsets;      // [page_size, head_dim]: place of each element in its cell
+  const int64_t* pages;        // [count]
+  float* out;                  // [count, page_size]: added to
+  int64_t count;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t page_size;           // tokens
+  int32_t key_dtype;
+  int32_t tile_kind;
 };
 
 struct ObserveArgs {
@@ -162,7 +178,6 @@ struct CopyArgs {
   int64_t target_stride_bytes;
   int64_t page_bytes;
   int32_t threads;
-  int32_t unused;
 };
 
 // What one instruction set provides.
@@ -173,6 +188,7 @@ struct Table {
   void (*score)(const ScoreArgs&);
   void (*salience)(const SalienceArgs&);
   void (*read_keys)(const MassArgs&);
+  void (*key_norms)(const NormArgs&);
 };
 
 }  // namespace memdecay

@@ -1,5 +1,6 @@
 // Compiled once for each instruction set, with MEMDECAY_ISA its name and the compiler's flags for it.
 #include "mass.h"
+#include "norms.h"
 #include "read_keys.h"
 #include "scores.h"
 
@@ -12,7 +13,7 @@ namespace memdecay {
 
 const Table& MEMDECAY_JOIN(table_, MEMDECAY_ISA)() {
   static const Table table = {MEMDECAY_STRING(MEMDECAY_ISA), MEMDECAY_ISA::attention_mass, MEMDECAY_ISA::observe,
-                              MEMDECAY_ISA::score, MEMDECAY_ISA::salience, MEMDECAY_ISA::read_keys};
+                              MEMDECAY_ISA::score, MEMDECAY_ISA::salience, MEMDECAY_ISA::read_keys, MEMDECAY_ISA::key_norms};
   return table;
 }
 

@@ -156,6 +156,7 @@ const char* memdecay_name(int isa) { return tables()[isa]->name; }
 // the record has another size than this library's.
 int memdecay_attention_mass(int isa, const MassArgs* a) { return run(a, tables()[isa]->attention_mass); }
 int memdecay_read_keys(int isa, const MassArgs* a) { return run(a, tables()[isa]->read_keys); }
+int memdecay_key_norms(int isa, const NormArgs* a) { return run(a, tables()[isa]->key_norms); }
 int memdecay_observe(int isa, const ObserveArgs* a) { return run(a, tables()[isa]->observe); }
 int memdecay_score(int isa, const ScoreArgs* a) { return run(a, tables()[isa]->score); }
 int memdecay_salience(int isa, const SalienceArgs* a) { return run(a, tables()[isa]->salience); }

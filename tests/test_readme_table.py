@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.graphs.tried import ROOT, Row, Tally, rows, rows_of, table, written
+from tests.tried import ROOT, Row, Tally, rows, rows_of, table, written
 
 
 def test_the_readme_has_these_rows() -> None:
-    assert rows_of(written((ROOT / "README.md").read_text())) == rows(), "run: python -m tests.graphs.tried"
+    assert rows_of(written((ROOT / "README.md").read_text())) == rows(), "run: python -m tests.tried"
 
 
 def test_a_written_table_is_read_back_and_says_what_was_skipped() -> None:
