@@ -243,6 +243,8 @@ class Evaluation:
         factorisation = (
             f"{len(asked)} probes asked under real eviction: {len(streamed)} traces x up to {len(cells)} policies and "
             "budgets x their facts, less budgets that cannot hold what must stay"
+            if asked
+            else "nothing was asked under real eviction"
         )
         return {
             "model": self.options.model or DEFAULT_MODEL_NAME,
