@@ -20,7 +20,7 @@ from memdecay_adapters.server import backend as backend_module
 from memdecay_adapters.server.tenants import OPEN_TENANT
 from memdecay_adapters.server.wire import SNAPSHOT
 from memdecay_agents import Ledger
-from memdecay_agents.cli.program import main
+from memdecay_agents.cli.program import Program, main
 from memdecay_agents.live import EngineSnapshot, LivePage
 from memdecay_agents.pictures import MemoryHistory
 from tests.server.fake_server import FakeBackend, fake_app, serving
@@ -35,7 +35,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
     from memdecay_adapters.commands.picture import picture
 
-    app = typer.Typer(pretty_exceptions_enable=False)
+    app = typer.Typer(cls=Program, pretty_exceptions_enable=False)
+
+    @app.callback()
+    def options(debug: bool = False) -> None:
+        """As the program has them."""
+
     app.command("top")(command.top)
     app.command("picture")(picture)
     with pytest.MonkeyPatch.context() as patch:
