@@ -109,7 +109,7 @@ def _pool_row(part: dict[str, Any], engine: str) -> tuple[str, ...]:
     figures = part[engine]
     return (
         f"{part['percent']} %",
-        str(part["budget_tokens"]) if engine == "ours" else f"max_num_seqs {part['stock_max_num_seqs']}",
+        str(part["budget_tokens"]) if engine == "ours" else f"{part['stock_max_num_seqs']} seqs",
         engine,
         str(figures["tokens_per_second"]),
         str(figures["first_token_seconds_median"]),
