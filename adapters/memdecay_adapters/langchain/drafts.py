@@ -10,6 +10,8 @@ from memdecay_adapters.langchain.regions import Label, Part
 from memdecay_adapters.langchain.tool_text import tools_text
 
 SYSTEM = Label("system")
+CONVERSATION_BEGINS = "(The conversation begins.)"
+"""What a user message says that a template wants before the first answer."""
 
 
 class DraftCall(NamedTuple):
@@ -72,12 +74,41 @@ def without_system(drafts: Sequence[Draft]) -> list[Draft]:
     return result
 
 
-def alternating(drafts: Sequence[Draft]) -> list[Draft]:
-    """Join neighbours of one role, calls of assistants included; results of tools stay apart."""
+def leading_system_only(drafts: Sequence[Draft]) -> list[Draft]:
+    """Leading system texts become one message; later ones go as `without_system` puts them."""
+    count = next((n for n, draft in enumerate(drafts) if draft.role != "system"), len(drafts))
+    if not count:
+        return without_system(drafts)
+    first = replace(drafts[0], text=list(drafts[0].text))
+    for draft in drafts[1:count]:
+        if first.text and draft.text:
+            first.text.append(Part("\n\n", draft.default))
+        first.text += draft.text
+        first.sources += draft.sources
+    return [first, *without_system(drafts[count:])]
+
+
+def opened_by_user(drafts: Sequence[Draft]) -> list[Draft]:
+    """A user message that says so stands before an assistant message that opens the conversation."""
+    first = next((n for n, draft in enumerate(drafts) if draft.role != "system"), None)
+    if first is None or drafts[first].role != "assistant":
+        return list(drafts)
+    opening = Draft("user", SYSTEM, [Part(CONVERSATION_BEGINS, SYSTEM)])
+    return [*drafts[:first], opening, *drafts[first:]]
+
+
+def alternating(drafts: Sequence[Draft], *, text_with_calls: bool = True) -> list[Draft]:
+    """Join neighbours of one role, calls of assistants included; results of tools stay apart.
+
+    Args:
+        drafts: the messages.
+        text_with_calls: False: text and calls are not joined.
+    """
     result: list[Draft] = []
     for draft in drafts:
         last = result[-1] if result else None
-        if last is None or last.role != draft.role or draft.role not in ("user", "assistant") or last.calls:
+        apart = last is not None and bool(draft.calls and last.text) and not text_with_calls
+        if last is None or last.role != draft.role or draft.role not in ("user", "assistant") or last.calls or apart:
             result.append(replace(draft, text=list(draft.text)))
             continue
         if last.text and draft.text:
