@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from memdecay_adapters.langchain.regions import Label, Part
+from memdecay_adapters.langchain.templates.features import GO_ON
 from memdecay_adapters.langchain.tool_text import tools_text
 
 SYSTEM = Label("system")
@@ -95,6 +96,17 @@ def opened_by_user(drafts: Sequence[Draft]) -> list[Draft]:
         return list(drafts)
     opening = Draft("user", SYSTEM, [Part(CONVERSATION_BEGINS, SYSTEM)])
     return [*drafts[:first], opening, *drafts[first:]]
+
+
+def calls_in_turns(drafts: Sequence[Draft]) -> list[Draft]:
+    """A user message stands between neighbours of the assistant of which one calls tools and the other does not."""
+    result: list[Draft] = []
+    for draft in drafts:
+        last = result[-1] if result else None
+        if last and last.role == draft.role == "assistant" and bool(last.calls) != bool(draft.calls):
+            result.append(Draft("user", draft.default, [Part(GO_ON, draft.default)]))
+        result.append(draft)
+    return result
 
 
 def alternating(drafts: Sequence[Draft], *, text_with_calls: bool = True) -> list[Draft]:

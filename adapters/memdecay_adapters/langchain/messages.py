@@ -11,7 +11,8 @@ A template that lacks something gets it in another form (``Features`` says what 
     no other roles                "developer" is a system message, any other a user message
     strict alternation            neighbours of one role become one message
     one call a message            several calls become several assistant messages
-    no text beside calls          an assistant message with the text, then one with the calls
+    no text beside calls          an assistant message with the text, then one with the calls; a user message
+                                  "(Go on.)" between them where the template joins the two
     no empty answers              an assistant message that says nothing is left out
     no answer first               a user message "(The conversation begins.)" before it
 """
@@ -40,6 +41,7 @@ from memdecay_adapters.langchain.drafts import (
     DraftCall,
     alternating,
     announce_tools,
+    calls_in_turns,
     leading_system_only,
     opened_by_user,
     without_system,
@@ -52,7 +54,7 @@ from memdecay_adapters.langchain.templates.features import Features, as_blocks
 from memdecay_adapters.langchain.templates.origin import PREAMBLE, Origin
 from memdecay_adapters.langchain.templates.taint import concat, plain, tainted
 from memdecay_adapters.langchain.tool_text import broken_call_text, call_text, response_text
-from memdecay_adapters.langchain.units import orphan_results, settle_units
+from memdecay_adapters.langchain.units import orphan_results, settle_units, with_tool_names
 from memdecay_agents.errors import UnsupportedError
 
 
@@ -97,10 +99,11 @@ def convert_messages(
     Raises:
         UnsupportedError: a content block that is no text, or a kind of message that is no conversation.
     """
-    inferred = [infer_parts(message, known, rules=rules, on_tag_error=on_tag_error) for message in messages]
+    named = with_tool_names(messages)
+    inferred = [infer_parts(message, known, rules=rules, on_tag_error=on_tag_error) for message in named]
     drafts: list[Draft] = []
     orphans = set() if features.orphan_results else orphan_results(messages)
-    for place, (message, parts) in enumerate(zip(messages, settle_units(messages, inferred, rules), strict=True)):
+    for place, (message, parts) in enumerate(zip(messages, settle_units(named, inferred, rules), strict=True)):
         written = replace(features, tool_role=False) if place in orphans else features
         drafts.extend(replace(draft, sources=(place,)) for draft in _drafts(message, parts, written))
     if tools and not features.tools:
@@ -114,7 +117,9 @@ def convert_messages(
     if not features.opening_reply:
         drafts = opened_by_user(drafts)
     if not features.repeated_roles:
-        drafts = alternating(drafts, text_with_calls=not features.text_apart_from_calls)
+        drafts = alternating(drafts, text_with_calls=features.text_with_calls == "beside")
+    if features.text_with_calls == "turn":
+        drafts = calls_in_turns(drafts)
     entries = [_entry(draft, number, features) for number, draft in enumerate(drafts)]
     given = list(tools) if tools and features.tools else ([] if features.needs_tool_list else None)
     return Conversation(
@@ -153,7 +158,7 @@ def _drafts(message: BaseMessage, parts: MessageParts, features: Features) -> li
     if not calls:
         return [draft] if features.empty_replies or draft.says_something else []
     before: list[Draft] = []
-    if features.text_apart_from_calls and any(part.text.strip() for part in draft.text):
+    if features.text_with_calls != "beside" and any(part.text.strip() for part in draft.text):
         before.append(replace(draft, reasoning=[], calls=[]))  # reasoning stays with the calls: templates keep it there
         draft.text = []
     if len(calls) > 1 and not features.parallel_calls:

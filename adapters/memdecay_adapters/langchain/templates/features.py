@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 _USER, _SYSTEM, _REPLY = "probeone", "probetwo", "probethree"
 _RESULT, _TOOL, _VALUE = "probefour", "probefive", "probesix"
@@ -17,6 +17,13 @@ _LONG_ID, _SHORT_ID = "call_0123456789abcdef", "abcdefghi"
 
 RenderProbe = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]
 """(messages, tools) -> text; raises whatever the template raises."""
+
+
+TextWithCalls = Literal["beside", "before", "turn"]
+"""Text beside tool calls comes out; or only in a message of its own before them; or only with a user message between
+the two (a template that joins neighbours)."""
+GO_ON = "(Go on.)"
+"""What that user message says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +42,8 @@ class Features:
     """It wants ``content: None`` beside tool calls."""
     parallel_calls: bool
     """It writes several calls of one message."""
-    text_apart_from_calls: bool
-    """It refuses or drops text beside tool calls, and writes it in a message of its own before them."""
+    text_with_calls: TextWithCalls
+    """How it writes text of a message that also calls tools."""
     empty_replies: bool
     """It takes an assistant message that says nothing."""
     short_call_ids: bool
@@ -111,7 +118,9 @@ class _Probe:
             json_arguments=bool(calls) and isinstance(calls[0]["tool_calls"][0]["function"]["arguments"], str),
             no_content_with_calls=bool(calls) and calls[0]["content"] is None,
             parallel_calls=len(calls) > 1,
-            text_apart_from_calls=bool(calls) and self.parts_text(user, reply, result if tool_role else None, schemas, known),
+            text_with_calls=self.text_style(user, reply, result if tool_role else None, schemas, known)
+            if calls
+            else "beside",
             empty_replies=self.text([user, {"role": "assistant", "content": ""}, user], schemas) is not None,
             short_call_ids=short,
             tool_role=tool_role,
@@ -145,26 +154,28 @@ class _Probe:
                     return [message, double] if self.shows([user, double], _REPLY, tools=tools) else [message]
         return []
 
-    def parts_text(
+    def text_style(
         self,
         user: dict[str, Any],
         calling: dict[str, Any],
         result: dict[str, Any] | None,
         tools: list[dict[str, Any]] | None,
         reasoning_keys: list[str],
-    ) -> bool:
-        """Whether text beside calls does not come out, in the newest turn or in an older one, and comes out apart."""
+    ) -> TextWithCalls:
+        """The first style in which text comes out with calls, in the newest turn and in an older one."""
         results = [] if result is None else [result]
         after = [*results, {"role": "assistant", "content": _REPLY}, user]
 
         def comes_out(*turn: dict[str, Any]) -> bool:
             return all(self.shows([user, *turn, *rest], _TEXT, _VALUE, tools=tools) for rest in (results, after))
 
-        beside = {**calling, "content": _TEXT}
-        thought = {key: _THOUGHT for key in reasoning_keys[:1]}
+        beside, text = {**calling, "content": _TEXT}, {"role": "assistant", "content": _TEXT}
+        thought = dict.fromkeys(reasoning_keys[:1], _THOUGHT)
         if comes_out(beside) and (not thought or comes_out({**beside, **thought})):
-            return False
-        return comes_out({"role": "assistant", "content": _TEXT}, calling)
+            return "beside"
+        if comes_out(text, calling):
+            return "before"
+        return "turn" if comes_out(text, {"role": "user", "content": GO_ON}, calling) else "beside"
 
     def default_system(self, user: dict[str, Any]) -> str:
         """What stands, without a system message, where the system message would stand."""
