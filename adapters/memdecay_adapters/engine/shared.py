@@ -9,6 +9,7 @@ from typing import Any
 
 from memdecay_adapters.engine.engine import MemDecayEngine
 from memdecay_adapters.models import resolve_model
+from memdecay_agents.agent_budgets import AgentBudget
 from memdecay_agents.config import MemDecayConfig
 
 _lock = threading.Lock()
@@ -19,8 +20,17 @@ def shared_engine(
     model: str | None = None,
     config: MemDecayConfig | None = None,
     engine_args: Mapping[str, Any] | None = None,
+    default_budget: AgentBudget | None = None,
 ) -> MemDecayEngine:
     """The open engine with exactly this model, configuration and arguments, or a new one.
+
+    Args:
+        model: see `MemDecayEngine`.
+        config: the same.
+        engine_args: the same.
+        default_budget: of the chat model that asks. An engine that is started here sizes its pool by it where the
+            configuration names no budget (a context longer than the pool can then be served); an open one is shared
+            whatever its chat models' budgets are, since each request brings its own.
 
     Raises:
         EngineError: an engine with other settings is open in this process.
@@ -33,7 +43,10 @@ def shared_engine(
             engine.close()  # it stopped on a fault: make way for another
             engine = None
         if engine is None:
-            engine = MemDecayEngine(model, config=config, engine_args=engine_args)
+            sized = config
+            if default_budget is not None and config.budget_of("") is None:
+                sized = config.with_default_budget(default_budget)
+            engine = MemDecayEngine(model, config=sized, engine_args=engine_args)
             _engines.clear()
             _engines[key] = engine
         return engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
@@ -15,15 +16,18 @@ from pydantic import ConfigDict, Field, InstanceOf, SecretStr, field_validator, 
 from memdecay_adapters.langchain.call_settings import ModelDefaults
 from memdecay_adapters.langchain.model_info import check_fields, model_profile
 from memdecay_adapters.langchain.parser_choice import AUTO
-from memdecay_adapters.langchain.prompt import TagErrors, build_prompt
+from memdecay_adapters.langchain.parser_import import prepare_parsers
+from memdecay_adapters.langchain.prompt import TagErrors
 from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
 from memdecay_adapters.langchain.run_metadata import metadata_of
+from memdecay_adapters.langchain.token_count import count_prompt_tokens
 from memdecay_adapters.langchain.tool_choice import ToolLike, openai_tools
 from memdecay_adapters.langchain.usage import PROVIDER
 from memdecay_adapters.langgraph.identity import agent_path
 from memdecay_adapters.langgraph.metadata import settings_from_metadata
 from memdecay_agents.agent_budgets import AgentBudget, as_budget
 from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.errors import ConfigError
 
 if TYPE_CHECKING:
     from memdecay_adapters.engine import MemDecayEngine
@@ -32,6 +36,10 @@ _SAMPLING_FIELDS = (
     "temperature", "max_tokens", "stop", "seed", "top_p", "top_k", "min_p", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs",
 )  # fmt: skip
+
+
+_MEANT = {"budget": "default_budget", "pins": "pin", "output_region": "default_output_region"}
+"""Keywords of calls and nodes that are called otherwise here."""
 
 
 class ChatMemDecayFields(BaseChatModel):
@@ -131,7 +139,17 @@ class ChatMemDecayFields(BaseChatModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_fields(self)
+        if self.engine is not None:
+            self._prepare(self.engine)
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: Any) -> Any:
+        for name, meant in _MEANT.items() if isinstance(given, Mapping) else ():
+            if name in given:
+                raise ConfigError(where=f"{cls.__name__}({name}=...)", rule="unknown", remedy=f"Use {meant}=.")
+        return given
 
     # ---- the engine
 
@@ -141,14 +159,19 @@ class ChatMemDecayFields(BaseChatModel):
             return cast("MemDecayEngine", self.engine)
         from memdecay_adapters.engine import shared_engine
 
-        return shared_engine(self.model, self._engine_config(), self.engine_args)
+        engine = shared_engine(self.model, self.config or MemDecayConfig(), self.engine_args, self.default_budget)
+        self._prepare(engine)
+        return engine
 
-    def _engine_config(self) -> MemDecayConfig:
-        config = self.config or MemDecayConfig()
-        if config.budget_of("") is None and self.default_budget is not None:
-            # the engine sizes its pool by the budget: a context longer than the pool can then be served
-            config = config.with_default_budget(self.default_budget)
-        return config
+    def _prepare(self, engine: Any) -> None:
+        """Import what will read the answers of an embedded engine, in the background."""
+        module = sys.modules.get("memdecay_adapters.engine.engine")
+        if module is not None and isinstance(engine, module.MemDecayEngine):
+            prepare_parsers(engine.tokenizer, self.chat_template, self.tool_parser, self.reasoning_parser)
+
+    def _own_config(self) -> MemDecayConfig | None:
+        """Configuration whose budgets are this model's; None: the engine's."""
+        return None if self.engine is not None else self.config or MemDecayConfig()
 
     async def aget_engine(self) -> MemDecayEngine:
         """The same; the event loop runs on while the engine starts."""
@@ -167,7 +190,7 @@ class ChatMemDecayFields(BaseChatModel):
     def _running_engine(self) -> MemDecayEngine | None:
         from memdecay_adapters.engine.shared import open_engine
 
-        return open_engine(self.model, self._engine_config(), self.engine_args)
+        return open_engine(self.model, self.config or MemDecayConfig(), self.engine_args)
 
     # ---- counting tokens
 
@@ -176,16 +199,13 @@ class ChatMemDecayFields(BaseChatModel):
         return list(self.get_engine().tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[ToolLike] | None = None) -> int:
-        """Tokens of the prompt that these messages and tools become, template and tool schemas included."""
+        """Tokens of the prompt that these messages and tools become, template and tool schemas included.
+
+        Messages that are no conversation to the template, as ``trim_messages`` tries them, are counted one by one.
+        """
         engine = self.get_engine()
-        prompt = build_prompt(
-            messages,
-            engine.tokenizer,
-            tools=openai_tools(tools) if tools else None,
-            config=engine.config,
-            chat_template=self.chat_template,
-        )
-        return len(prompt.token_ids)
+        schemas = openai_tools(tools) if tools else None
+        return count_prompt_tokens(messages, engine.tokenizer, schemas, engine.config, self.chat_template)
 
     # ---- what the model is
 

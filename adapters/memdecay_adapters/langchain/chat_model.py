@@ -6,6 +6,7 @@ a graph may share one instance. Importing this module imports no vLLM; the engin
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +36,10 @@ from memdecay_adapters.langchain.tool_choice import (
 
 if TYPE_CHECKING:
     from memdecay_adapters.engine import MemDecayEngine
+
+
+_begun: set[tuple[Any, ...]] = set()
+"""Kinds of requests that have been made once in this process: what they import is there."""
 
 
 class ChatMemDecay(ChatMemDecayFields):
@@ -74,7 +79,7 @@ class ChatMemDecay(ChatMemDecayFields):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        request = self._request(await self.aget_engine(), messages, stop, metadata_of(run_manager), kwargs)
+        request = await self._arequest(await self.aget_engine(), messages, stop, metadata_of(run_manager), kwargs)
         stream = request.submit()
         result = await stream.aresult()
         return chat_result(request, stream, result, self.model_name)
@@ -102,7 +107,7 @@ class ChatMemDecay(ChatMemDecayFields):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        request = self._request(await self.aget_engine(), messages, stop, metadata_of(run_manager), kwargs)
+        request = await self._arequest(await self.aget_engine(), messages, stop, metadata_of(run_manager), kwargs)
         stream, writer = request.submit(), ChunkWriter(request, self.model_name)
         try:
             async for chunk in stream:
@@ -136,7 +141,24 @@ class ChatMemDecay(ChatMemDecayFields):
             tool_parser=self.tool_parser,
             reasoning_parser=self.reasoning_parser,
             time_limit_seconds=self.timeout,
+            own_config=self._own_config(),
         )
+
+    async def _arequest(self, engine: MemDecayEngine, *given: Any) -> ChatRequest:
+        """`_request`; the first of its kind runs in a thread, for it loads the tokenizer or imports a parser."""
+        call = given[-1]
+        kind = (
+            id(engine),
+            self.chat_template,
+            *(call.get(name, getattr(self, name)) for name in ("tool_parser", "reasoning_parser")),
+            bool(call.get("tools")),
+            "response_format" in call,
+        )
+        if kind in _begun:
+            return self._request(engine, *given)
+        request = await asyncio.to_thread(self._request, engine, *given)
+        _begun.add(kind)
+        return request
 
     # langchain-core calls _stream without a run manager: its metadata goes the other way round.
 

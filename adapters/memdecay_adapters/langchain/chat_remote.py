@@ -87,6 +87,9 @@ class ChatMemDecayRemote(ChatMemDecay):
     def _running_engine(self) -> Any:
         return self.get_engine()  # sessions outlive this process: there may be some that it never saw
 
+    def _own_config(self) -> None:
+        return None  # the server's
+
     def _address(self) -> tuple[str, str | None, Any, float | None]:
         key = self.api_key.get_secret_value() if self.api_key is not None else os.environ.get(API_KEY_VARIABLE) or None
         return self.base_url, key, self.tokenizer, self.read_timeout_seconds

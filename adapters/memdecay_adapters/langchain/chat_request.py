@@ -19,6 +19,7 @@ from memdecay_adapters.langchain.sampling import ALIASES, SAMPLING_KEYS, samplin
 from memdecay_adapters.langchain.time_limit import check_time_limit
 from memdecay_adapters.langchain.tool_choice import check_tool_choice, tool_schemas
 from memdecay_agents.agent_budgets import FixedBudget
+from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.hints import MAX_HINTS_BYTES, MAX_MESSAGES, RequestHints
 from memdecay_agents.spans import Span, coarsen
@@ -84,6 +85,7 @@ def build_request(
     tool_parser: str = AUTO,
     reasoning_parser: str | None = AUTO,
     time_limit_seconds: float | None = None,
+    own_config: MemDecayConfig | None = None,
 ) -> ChatRequest:
     """Build the request for one call.
 
@@ -101,6 +103,8 @@ def build_request(
         tool_parser: see `choose_parsers`; a keyword of the call wins.
         reasoning_parser: the same.
         time_limit_seconds: most time that the request may take; a keyword ``timeout`` of the call wins.
+        own_config: whose budgets count where nothing else says; None: the engine's. A shared engine may have got a
+            default budget from another chat model, which is not this one's.
 
     Raises:
         TagError: with ``tag_errors="raise"``, a tag that cannot be used.
@@ -158,7 +162,7 @@ def build_request(
         agent=settings.agent,
         turn=sum(message.type in ("ai", "AIMessageChunk") for message in messages),
         base=0,
-        **_budget(settings, engine),
+        **_budget(settings, engine, own_config or engine.config),
         rewind=settings.rewind,
         pins=settings.pins,
         spans=spans,
@@ -184,11 +188,12 @@ def messages_that_fit(spans: Sequence[Span], messages: Sequence[tuple[int, int]]
     return tuple(messages) if fits and len(messages) <= MAX_MESSAGES else ()
 
 
-def _budget(settings: CallSettings, engine: MemDecayEngine) -> dict[str, Any]:
+def _budget(settings: CallSettings, engine: MemDecayEngine, own_config: MemDecayConfig) -> dict[str, Any]:
     """The budget's field of the hints. No field means the configuration's own budget to the engine: where no budget
     is meant, name the longest."""
     budget = settings.budget
-    if settings.unlimited and engine.config.budget_of(settings.agent) is not None:
+    unlimited = settings.unlimited or (budget is None and own_config.budget_of(settings.agent) is None)
+    if unlimited and engine.config.budget_of(settings.agent) is not None:
         page = engine.config.page_size_tokens
         budget = FixedBudget(tokens=max(engine.max_model_len, page) + page)
     if isinstance(budget, FixedBudget) and budget.guaranteed_tokens is None:

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from memdecay_adapters.langchain.regions import Label, Part
+from memdecay_adapters.langchain.templates.features import GO_ON
 from memdecay_adapters.langchain.tool_text import tools_text
 
 SYSTEM = Label("system")
+CONVERSATION_BEGINS = "(The conversation begins.)"
+"""What a user message says that a template wants before the first answer."""
 
 
 class DraftCall(NamedTuple):
@@ -72,12 +75,52 @@ def without_system(drafts: Sequence[Draft]) -> list[Draft]:
     return result
 
 
-def alternating(drafts: Sequence[Draft]) -> list[Draft]:
-    """Join neighbours of one role, calls of assistants included; results of tools stay apart."""
+def leading_system_only(drafts: Sequence[Draft]) -> list[Draft]:
+    """Leading system texts become one message; later ones go as `without_system` puts them."""
+    count = next((n for n, draft in enumerate(drafts) if draft.role != "system"), len(drafts))
+    if not count:
+        return without_system(drafts)
+    first = replace(drafts[0], text=list(drafts[0].text))
+    for draft in drafts[1:count]:
+        if first.text and draft.text:
+            first.text.append(Part("\n\n", draft.default))
+        first.text += draft.text
+        first.sources += draft.sources
+    return [first, *without_system(drafts[count:])]
+
+
+def opened_by_user(drafts: Sequence[Draft]) -> list[Draft]:
+    """A user message that says so stands before an assistant message that opens the conversation."""
+    first = next((n for n, draft in enumerate(drafts) if draft.role != "system"), None)
+    if first is None or drafts[first].role != "assistant":
+        return list(drafts)
+    opening = Draft("user", SYSTEM, [Part(CONVERSATION_BEGINS, SYSTEM)])
+    return [*drafts[:first], opening, *drafts[first:]]
+
+
+def calls_in_turns(drafts: Sequence[Draft]) -> list[Draft]:
+    """A user message stands between neighbours of the assistant of which one calls tools and the other does not."""
     result: list[Draft] = []
     for draft in drafts:
         last = result[-1] if result else None
-        if last is None or last.role != draft.role or draft.role not in ("user", "assistant") or last.calls:
+        if last and last.role == draft.role == "assistant" and bool(last.calls) != bool(draft.calls):
+            result.append(Draft("user", draft.default, [Part(GO_ON, draft.default)]))
+        result.append(draft)
+    return result
+
+
+def alternating(drafts: Sequence[Draft], *, text_with_calls: bool = True) -> list[Draft]:
+    """Join neighbours of one role, calls of assistants included; results of tools stay apart.
+
+    Args:
+        drafts: the messages.
+        text_with_calls: False: text and calls are not joined.
+    """
+    result: list[Draft] = []
+    for draft in drafts:
+        last = result[-1] if result else None
+        apart = last is not None and bool(draft.calls and last.text) and not text_with_calls
+        if last is None or last.role != draft.role or draft.role not in ("user", "assistant") or last.calls or apart:
             result.append(replace(draft, text=list(draft.text)))
             continue
         if last.text and draft.text:

@@ -5,10 +5,16 @@ A template that lacks something gets it in another form (``Features`` says what 
     tools without support         announced in the system message, in Hermes style
     tool calls without support    text ``<tool_call>...</tool_call>`` in the assistant's content
     tool results without support  a user message ``<tool_response>...</tool_response>``
+    results without their call    as tool results without support
     no system role                the system text opens the next user message
+    no later system messages      leading ones become one, later ones open the next user message
+    no other roles                "developer" is a system message, any other a user message
     strict alternation            neighbours of one role become one message
     one call a message            several calls become several assistant messages
+    no text beside calls          an assistant message with the text, then one with the calls; a user message
+                                  "(Go on.)" between them where the template joins the two
     no empty answers              an assistant message that says nothing is left out
+    no answer first               a user message "(The conversation begins.)" before it
 """
 
 from __future__ import annotations
@@ -29,7 +35,17 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from memdecay_adapters.langchain.drafts import SYSTEM, Draft, DraftCall, alternating, announce_tools, without_system
+from memdecay_adapters.langchain.drafts import (
+    SYSTEM,
+    Draft,
+    DraftCall,
+    alternating,
+    announce_tools,
+    calls_in_turns,
+    leading_system_only,
+    opened_by_user,
+    without_system,
+)
 from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
 from memdecay_adapters.langchain.regions import Label, MessageParts, Part, infer_parts
 from memdecay_adapters.langchain.tags import TagErrorHandler, warn_tag_error
@@ -38,7 +54,7 @@ from memdecay_adapters.langchain.templates.features import Features, as_blocks
 from memdecay_adapters.langchain.templates.origin import PREAMBLE, Origin
 from memdecay_adapters.langchain.templates.taint import concat, plain, tainted
 from memdecay_adapters.langchain.tool_text import broken_call_text, call_text, response_text
-from memdecay_adapters.langchain.units import settle_units
+from memdecay_adapters.langchain.units import orphan_results, settle_units, with_tool_names
 from memdecay_agents.errors import UnsupportedError
 
 
@@ -56,6 +72,9 @@ class Conversation:
     plain_tools: list[dict[str, Any]] | None
     sources: list[tuple[int, ...]]
     """Places of the messages that each entry was made of."""
+
+
+_USUAL_ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
 def convert_messages(
@@ -80,16 +99,27 @@ def convert_messages(
     Raises:
         UnsupportedError: a content block that is no text, or a kind of message that is no conversation.
     """
-    inferred = [infer_parts(message, known, rules=rules, on_tag_error=on_tag_error) for message in messages]
+    named = with_tool_names(messages)
+    inferred = [infer_parts(message, known, rules=rules, on_tag_error=on_tag_error) for message in named]
     drafts: list[Draft] = []
-    for place, (message, parts) in enumerate(zip(messages, settle_units(messages, inferred, rules), strict=True)):
-        drafts.extend(replace(draft, sources=(place,)) for draft in _drafts(message, parts, features))
+    orphans = set() if features.orphan_results else orphan_results(messages)
+    for place, (message, parts) in enumerate(zip(messages, settle_units(named, inferred, rules), strict=True)):
+        written = replace(features, tool_role=False) if place in orphans else features
+        drafts.extend(replace(draft, sources=(place,)) for draft in _drafts(message, parts, written))
     if tools and not features.tools:
         announce_tools(drafts, tools, features.default_system)
     if not features.system_role:
         drafts = without_system(drafts)
+    elif not (features.two_systems and features.later_systems):
+        drafts = leading_system_only(drafts)
+    if not features.lone_system and all(draft.role == "system" for draft in drafts):
+        drafts = without_system(drafts)
+    if not features.opening_reply:
+        drafts = opened_by_user(drafts)
     if not features.repeated_roles:
-        drafts = alternating(drafts)
+        drafts = alternating(drafts, text_with_calls=features.text_with_calls == "beside")
+    if features.text_with_calls == "turn":
+        drafts = calls_in_turns(drafts)
     entries = [_entry(draft, number, features) for number, draft in enumerate(drafts)]
     given = list(tools) if tools and features.tools else ([] if features.needs_tool_list else None)
     return Conversation(
@@ -103,7 +133,7 @@ def convert_messages(
 
 
 def _drafts(message: BaseMessage, parts: MessageParts, features: Features) -> list[Draft]:
-    draft = Draft(_role(message), parts.default, list(parts.text))
+    draft = Draft(_role(message, features), parts.default, list(parts.text))
     if isinstance(message, (ToolMessage, FunctionMessage)):
         return [_tool_result(message, draft, features)]
     if not isinstance(message, AIMessage):
@@ -124,11 +154,17 @@ def _drafts(message: BaseMessage, parts: MessageParts, features: Features) -> li
         DraftCall(_call_id(call["id"], features), call["name"], call["args"], label)
         for call, label in zip(message.tool_calls, parts.calls, strict=True)
     ]
+    draft.calls = calls
+    if not calls:
+        return [draft] if features.empty_replies or draft.says_something else []
+    before: list[Draft] = []
+    if features.text_with_calls != "beside" and any(part.text.strip() for part in draft.text):
+        before.append(replace(draft, reasoning=[], calls=[]))  # reasoning stays with the calls: templates keep it there
+        draft.text = []
     if len(calls) > 1 and not features.parallel_calls:
         draft.calls = calls[:1]
-        return [draft, *(replace(draft, text=[], reasoning=[], calls=[call]) for call in calls[1:])]
-    draft.calls = calls
-    return [draft] if features.empty_replies or draft.says_something else []
+        return [*before, draft, *(replace(draft, text=[], reasoning=[], calls=[call]) for call in calls[1:])]
+    return [*before, draft]
 
 
 def _tool_result(message: ToolMessage | FunctionMessage, draft: Draft, features: Features) -> Draft:
@@ -149,9 +185,11 @@ def _append_block(draft: Draft, part: Part) -> None:
     draft.text.append(part)
 
 
-def _role(message: BaseMessage) -> str:
+def _role(message: BaseMessage, features: Features) -> str:
     if isinstance(message, ChatMessage):
-        return message.role
+        if features.other_roles or message.role in _USUAL_ROLES:
+            return message.role
+        return "system" if message.role == "developer" else "user"
     for kind, role in (
         (HumanMessage, "user"), (AIMessage, "assistant"), (SystemMessage, "system"),
         (ToolMessage, "tool"), (FunctionMessage, "tool"),

@@ -10,6 +10,7 @@ from langchain_core.runnables import RunnableBinding
 
 from memdecay_adapters.langchain.call_settings import NODE_KEYS
 from memdecay_adapters.langchain.marking import mark
+from memdecay_adapters.langchain.units import with_tool_names
 from memdecay_adapters.langgraph.metadata import NodeSettings, check_regions, merge_settings, parse_settings
 from memdecay_adapters.langgraph.stamp import is_tagged
 from memdecay_adapters.langgraph.state_graph import UNSET, Unset
@@ -108,12 +109,16 @@ class MemDecayMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         settings = merge_settings(self._settings, parse_settings(said, "model_settings"))
         return request.override(
             model_settings={**others, **settings.as_metadata()},
-            messages=[self._tagged(message) for message in request.messages],
+            messages=self._tagged(request.messages),
         )
 
-    def _tagged(self, message: AnyMessage) -> AnyMessage:
-        region = self._tool_regions.get(message.name or "") if isinstance(message, ToolMessage) else None
-        return message if region is None or is_tagged(message) else mark(message, region, config=self._config)
+    def _tagged(self, messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+        tagged = list(messages)
+        for place, named in enumerate(with_tool_names(messages)) if self._tool_regions else ():
+            region = self._tool_regions.get(named.name or "") if isinstance(named, ToolMessage) else None
+            if region is not None and not is_tagged(messages[place]):
+                tagged[place] = mark(messages[place], region, config=self._config)
+        return tagged
 
 
 def is_memdecay_model(model: Any) -> bool:

@@ -72,7 +72,8 @@ def choose_parsers(template: ChatTemplate, tool_parser: str, reasoning_parser: s
     )
 
 
-def _from_template(template: ChatTemplate) -> Parsers:
+def known_parsers(template: ChatTemplate) -> Parsers | None:
+    """The parsers that the template tells; None: it writes calls in a syntax that is not known here."""
     thinks = "</think>" in template.source
     if not template.features.tool_calls:  # calls are written by this package then
         return Parsers(NATIVE, NATIVE if thinks else None)
@@ -80,9 +81,17 @@ def _from_template(template: ChatTemplate) -> Parsers:
     for syntax in _SYNTAXES:
         if syntax.mark in written:
             return Parsers(syntax.tool, syntax.reasoning or (syntax.thinking if thinks else None))
+    return None
+
+
+def _from_template(template: ChatTemplate) -> Parsers:
+    known = known_parsers(template)
+    if known is not None:
+        return known
+    thinks, written = "</think>" in template.source, _written_call(template)[-200:]
     warn_once(
         ("tool syntax", template.name),
-        f"Chat template of {template.name} writes tool calls in a syntax that is not known here: {written[-200:]!r}. "
+        f"Chat template of {template.name} writes tool calls in a syntax that is not known here: {written!r}. "
         "Calls are read and forced as <tool_call> JSON; name vLLM's parser for this model with tool_parser=...",
     )
     return Parsers(NATIVE, NATIVE if thinks else None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from langchain_core.messages import BaseMessage
 
-from memdecay_agents.errors import RegionError
+from memdecay_agents.errors import ConfigError, RegionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,15 @@ class RegionRules:
     newest_of_calls: Collection[str] = ()
     """Tools, by name or glob, whose newest result supersedes earlier ones of calls with the same arguments
     (``("read_*",)``: a file that was read again)."""
+
+    def __post_init__(self) -> None:
+        for rule in self.between:
+            if not isinstance(rule, Between):
+                raise ConfigError(
+                    where="RegionRules(between=...)",
+                    rule=f"{rule!r} is no Between",
+                    remedy='Write each rule as Between("<opening>", "<closing>", "<region>").',
+                )
 
     def check(self, known: Collection[str]) -> None:
         """Check that every region named here is known.

@@ -125,7 +125,7 @@ def _max_tokens(asked: int | None, prompt_tokens: int, max_model_len: int) -> in
         raise ContextLengthError(
             where=f"prompt of {prompt_tokens} tokens",
             rule=f"with {wanted} it does not fit the {max_model_len} tokens of the model",
-            remedy=f"Lower max_tokens to at most {max(room, 0)}, shorten the messages, or raise "
-            "max_model_len: eviction frees memory, positions go on counting.",
+            remedy=(f"Lower max_tokens to at most {room}, shorten" if room >= 1 else "Shorten")
+            + " the messages, or raise max_model_len: eviction frees memory, positions go on counting.",
         )
     return min(DEFAULT_MAX_TOKENS, room) if asked is None else asked

@@ -125,6 +125,21 @@ def _units(messages: Sequence[BaseMessage]) -> list[Unit]:
     return units
 
 
+def orphan_results(messages: Sequence[BaseMessage]) -> set[int]:
+    """Places of results whose call does not stand before them."""
+    paired = {unit.result for unit in _units(messages)}
+    return {n for n, message in enumerate(messages) if isinstance(message, ToolMessage) and n not in paired}
+
+
+def with_tool_names(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The messages; results that name no tool get the name of their call, on a copy."""
+    named = list(messages)
+    for unit in _units(messages):
+        if unit.result is not None and not (message := named[unit.result]).name:
+            named[unit.result] = message.model_copy(update={"name": unit.name})
+    return named
+
+
 def _by_tags(board: _Board) -> None:
     for number, given in enumerate(board.parts):
         for name in given.supersedes:

@@ -1,8 +1,8 @@
 """vLLM's own tool-call and reasoning parsers, by name: the only file that touches ``vllm.parser`` (vLLM 0.32).
 
 ``ParserManager.get_parser`` composes a parser of both kinds; it constrains a request (``adjust_request``: the
-grammar of the model's own call syntax) and reads the stream (``parse_delta``). The modules are large, but vLLM's
-engine imports them itself: once an engine runs, asking for a parser takes milliseconds.
+grammar of the model's own call syntax) and reads the stream (``parse_delta``). The modules are large:
+`parser_import` loads them in the background when an engine is there.
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ from memdecay_adapters.langchain.warn import warn_once
 from memdecay_agents.errors import ConfigError, UnsupportedError
 
 _MODEL = "memdecay"  # a request must name a model; no parser reads it
+
+
+def load_parser(tool_parser: str | None, reasoning_parser: str | None) -> None:
+    """Import what `VllmFormat` needs for these names; seconds the first time, nothing after.
+
+    Raises:
+        ConfigError, UnsupportedError: see `VllmFormat`.
+    """
+    _parser_class(tool_parser, reasoning_parser)
+    import vllm.entrypoints.openai.chat_completion.protocol  # noqa: F401
 
 
 class Constraint(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
+from langgraph.pregel.protocol import PregelProtocol
 from langgraph.utils.runnable import RunnableCallable  # type: ignore[attr-defined]  # its only public name
 
 from memdecay_adapters.langgraph.metadata import (
@@ -42,6 +43,7 @@ def wrap_body(
     bound = original_body(body)
     keys = frozenset(message_keys)
     output_region = settings.output_region
+    is_subgraph = any(isinstance(step, PregelProtocol) for step in getattr(bound, "steps", [bound]))
 
     @contextmanager
     def around(state: Any, config: RunnableConfig) -> Iterator[_Ready]:
@@ -52,7 +54,7 @@ def wrap_body(
     def stamp(output: Any, known: KnownMessages | None) -> Any:
         if known is None or output_region is None:
             return output
-        return stamp_output(output, known, output_region, keys)
+        return stamp_output(output, known, output_region, keys, tool_results=not is_subgraph)
 
     def run(state: Any, config: RunnableConfig) -> Any:
         with around(state, config) as ready:

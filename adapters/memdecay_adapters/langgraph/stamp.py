@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from langchain_core.messages import BaseMessage, RemoveMessage, convert_to_messages
+from langchain_core.messages import BaseMessage, RemoveMessage, ToolMessage, convert_to_messages
 from langgraph.types import Command, Overwrite
 from pydantic import BaseModel
 
@@ -60,7 +60,14 @@ def is_tagged(message: BaseMessage) -> bool:
     return any(isinstance(extra, dict) and bool(extra.get(TAG_KEY)) for extra in extras)
 
 
-def stamp_output(output: Any, known: KnownMessages, region: str, message_keys: Collection[str] = frozenset()) -> Any:
+def stamp_output(
+    output: Any,
+    known: KnownMessages,
+    region: str,
+    message_keys: Collection[str] = frozenset(),
+    *,
+    tool_results: bool = True,
+) -> Any:
     """Return a node's output with its new messages stamped; what has nothing to stamp is returned as it is.
 
     Args:
@@ -70,10 +77,12 @@ def stamp_output(output: Any, known: KnownMessages, region: str, message_keys: C
         region: the node's output region.
         message_keys: state keys that langgraph's ``add_messages`` reduces. Under these, messages may be
             written as dicts, tuples or strings, and are converted as the reducer would.
+        tool_results: False: results of tools keep the region of their tool; what a subgraph returns is its answer
+            and all that led to it.
 
     Nothing is changed in place: a node may return objects that it keeps.
     """
-    return _Stamper(known, region, frozenset(message_keys)).update(output)
+    return _Stamper(known, region, frozenset(message_keys), tool_results).update(output)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +90,7 @@ class _Stamper:
     known: KnownMessages
     region: str
     message_keys: frozenset[str]
+    tool_results: bool = True
 
     def update(self, update: Any) -> Any:
         """Stamp a state update: what langgraph takes as a node's return value."""
@@ -115,7 +125,8 @@ class _Stamper:
     def value(self, value: Any, depth: int = 0) -> Any:
         """Stamp messages in a value: the message itself, or messages in lists, tuples and dicts."""
         if isinstance(value, BaseMessage):
-            return value if self.known.has(value) else stamp_message(value, self.region)
+            kept = self.known.has(value) or (isinstance(value, ToolMessage) and not self.tool_results)
+            return value if kept else stamp_message(value, self.region)
         if isinstance(value, Overwrite):
             inner = self.value(value.value, depth)
             return value if inner is value.value else dataclasses.replace(value, value=inner)

@@ -24,7 +24,7 @@ from memdecay_adapters.langchain.templates.formatting import format_fields, perc
 from memdecay_adapters.langchain.templates.json_text import strings_in, tojson
 from memdecay_adapters.langchain.templates.marks import insert_marks
 from memdecay_adapters.langchain.templates.origin import INHERIT, PREAMBLE, Mark, Origin
-from memdecay_adapters.langchain.templates.taint import TaintedStr, concat, join, runs_of, tainted
+from memdecay_adapters.langchain.templates.taint import TaintedStr, concat, join, plain, runs_of, tainted
 
 
 class EntryDict(dict[str, Any]):
@@ -178,21 +178,43 @@ def _safe(value: Any) -> Any:
 
 
 def _keeping(name: str) -> Callable[..., Any]:
-    """A stock filter whose result takes the origin of its input, where the input has only one."""
+    """A stock filter whose result takes the origins of its input: all of it where there is one, else run by run where
+    that gives the same text. Where it does not, the result has none, and `render` looks for it in the text."""
     stock = jinja2.filters.FILTERS[name]
 
-    def filtered(value: Any, *args: Any, **kwargs: Any) -> Any:
-        result = stock(value, *args, **kwargs)
-        if isinstance(value, TaintedStr) and type(result) is str:
-            sources = {source for length, source in runs_of(value) if length}
-            return tainted(result, sources.pop()) if len(sources) == 1 else result
-        return result
+    def filtered(*args: Any, **kwargs: Any) -> Any:
+        place = 1 if getattr(stock, "jinja_pass_arg", None) is not None else 0
+        value, result = args[place], stock(*args, **kwargs)
+        if not isinstance(value, TaintedStr) or not isinstance(result, str):
+            return result
+        text = str(result)
+        if text == value:
+            return value
+        sources = {source for length, source in runs_of(value) if length}
+        if len(sources) == 1:
+            return tainted(text, sources.pop())
+        pieces, position = [], 0
+        for length, source in runs_of(value):
+            piece = plain(value)[position : position + length]
+            pieces.append(tainted(str(stock(*args[:place], piece, *args[place + 1 :], **kwargs)), source))
+            position += length
+        joined = concat(pieces)
+        return joined if joined == text else text
 
+    pass_arg = getattr(stock, "jinja_pass_arg", None)
+    if pass_arg is not None:
+        filtered.jinja_pass_arg = pass_arg  # type: ignore[attr-defined]
     return filtered
 
 
 _FILTERS: dict[str, Callable[..., Any]] = {
     "tojson": tojson, "join": _join, "replace": _replace, "indent": _indent, "format": _format_filter,
     "safe": _safe,
-    "title": _keeping("title"), "center": _keeping("center"), "striptags": _keeping("striptags"),
+    **{
+        name: _keeping(name)
+        for name in (
+            "title", "center", "striptags", "e", "escape", "forceescape", "urlencode", "wordwrap", "truncate",
+            "capitalize",
+        )
+    },
 }  # fmt: skip

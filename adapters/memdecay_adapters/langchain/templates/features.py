@@ -8,14 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 _USER, _SYSTEM, _REPLY = "probeone", "probetwo", "probethree"
 _RESULT, _TOOL, _VALUE = "probefour", "probefive", "probesix"
+_TEXT, _THOUGHT = "probeseven", "probeeight"
 _LONG_ID, _SHORT_ID = "call_0123456789abcdef", "abcdefghi"
 
 RenderProbe = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]
 """(messages, tools) -> text; raises whatever the template raises."""
+
+
+TextWithCalls = Literal["beside", "before", "turn"]
+"""Text beside tool calls comes out; or only in a message of its own before them; or only with a user message between
+the two (a template that joins neighbours)."""
+GO_ON = "(Go on.)"
+"""What that user message says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +42,28 @@ class Features:
     """It wants ``content: None`` beside tool calls."""
     parallel_calls: bool
     """It writes several calls of one message."""
+    text_with_calls: TextWithCalls
+    """How it writes text of a message that also calls tools."""
     empty_replies: bool
     """It takes an assistant message that says nothing."""
     short_call_ids: bool
     """It refuses tool-call ids that are not nine alphanumeric characters."""
     tool_role: bool
     """It writes messages of role ``tool``."""
+    orphan_results: bool
+    """It writes the result of a call that is no longer there."""
     system_role: bool
     """It writes a leading system message."""
+    lone_system: bool
+    """It writes a system message where there is nothing else."""
+    two_systems: bool
+    """It writes two leading system messages."""
+    later_systems: bool
+    """It writes a system message that is not leading."""
+    other_roles: bool
+    """It writes messages of roles that are no usual ones."""
+    opening_reply: bool
+    """It takes a conversation that an assistant message opens."""
     repeated_roles: bool
     """It takes two messages of one role in a row."""
     block_content: bool
@@ -86,6 +108,9 @@ class _Probe:
         result = {"role": "tool", "content": _RESULT, "name": _TOOL, "tool_call_id": _SHORT_ID if short else _LONG_ID}
         known = [key for key in ("reasoning_content", "thinking") if f"message.{key}" in self.source]
         known += ["reasoning_content"] if "reasoning_content" in self.source else []
+        system, answer = {"role": "system", "content": _SYSTEM}, {"role": "assistant", "content": _REPLY}
+        tool_role = self.shows([user, reply, result], _RESULT, tools=schemas)
+        opened = self.text([answer, user])
         return Features(
             tools=tools,
             needs_tool_list=self.no_tools is not None,
@@ -93,10 +118,22 @@ class _Probe:
             json_arguments=bool(calls) and isinstance(calls[0]["tool_calls"][0]["function"]["arguments"], str),
             no_content_with_calls=bool(calls) and calls[0]["content"] is None,
             parallel_calls=len(calls) > 1,
+            text_with_calls=self.text_style(user, reply, result if tool_role else None, schemas, known)
+            if calls
+            else "beside",
             empty_replies=self.text([user, {"role": "assistant", "content": ""}, user], schemas) is not None,
             short_call_ids=short,
-            tool_role=self.shows([user, reply, result], _RESULT, tools=schemas),
-            system_role=self.shows([{"role": "system", "content": _SYSTEM}, user], _SYSTEM),
+            tool_role=tool_role,
+            orphan_results=tool_role
+            and self.shows([user, result, answer, user], _RESULT, tools=schemas)
+            and self.shows([result, answer, user], _RESULT, tools=schemas),
+            system_role=self.shows([system, user], _SYSTEM),
+            lone_system=self.shows([system], _SYSTEM),
+            two_systems=self.shows([system, {"role": "system", "content": _TEXT}, user], _SYSTEM, _TEXT),
+            later_systems=self.shows([user, answer, system, user], _SYSTEM)
+            and self.shows([user, answer, system], _SYSTEM),
+            other_roles=self.shows([{"role": "probecritic", "content": _TEXT}, user], _TEXT),
+            opening_reply=opened is not None and _REPLY in opened,
             repeated_roles=self.shows([user, {"role": "user", "content": _REPLY}], _REPLY),
             block_content=self.block_content,
             reasoning_key=known[0] if known else None,
@@ -116,6 +153,29 @@ class _Probe:
                     double = {**message, "tool_calls": [call, other]}
                     return [message, double] if self.shows([user, double], _REPLY, tools=tools) else [message]
         return []
+
+    def text_style(
+        self,
+        user: dict[str, Any],
+        calling: dict[str, Any],
+        result: dict[str, Any] | None,
+        tools: list[dict[str, Any]] | None,
+        reasoning_keys: list[str],
+    ) -> TextWithCalls:
+        """The first style in which text comes out with calls, in the newest turn and in an older one."""
+        results = [] if result is None else [result]
+        after = [*results, {"role": "assistant", "content": _REPLY}, user]
+
+        def comes_out(*turn: dict[str, Any]) -> bool:
+            return all(self.shows([user, *turn, *rest], _TEXT, _VALUE, tools=tools) for rest in (results, after))
+
+        beside, text = {**calling, "content": _TEXT}, {"role": "assistant", "content": _TEXT}
+        thought = dict.fromkeys(reasoning_keys[:1], _THOUGHT)
+        if comes_out(beside) and (not thought or comes_out({**beside, **thought})):
+            return "beside"
+        if comes_out(text, calling):
+            return "before"
+        return "turn" if comes_out(text, {"role": "user", "content": GO_ON}, calling) else "beside"
 
     def default_system(self, user: dict[str, Any]) -> str:
         """What stands, without a system message, where the system message would stand."""

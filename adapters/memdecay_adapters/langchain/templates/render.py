@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from memdecay_adapters.langchain.regions import Label
+from memdecay_adapters.langchain.templates.completeness import Piece, complete
 from memdecay_adapters.langchain.templates.environment import EntryDict, TaintEnvironment
 from memdecay_adapters.langchain.templates.fallback import anchored_runs
 from memdecay_adapters.langchain.templates.features import Features, probe_features
@@ -78,6 +79,12 @@ class ChatTemplate:
         """
         try:
             return self._apply(messages, tools, add_generation_prompt)
+        except jinja2.TemplateSyntaxError as error:
+            raise UnsupportedError(
+                where=f"chat template of {self.name}, line {error.lineno}",
+                rule=f"it is no valid Jinja template: {error.message}".rstrip("."),
+                remedy="Correct that line, or leave chat_template out: the tokenizer's own is used then.",
+            ) from error
         except Exception as error:
             raise UnsupportedError(
                 where=f"chat template of {self.name}",
@@ -143,7 +150,12 @@ def render_regions(
     except Exception as error:  # a template that transformers renders must never end a run here
         tracked, reason = "", f"the tracked render failed: {type(error).__name__}: {error}"
     if reason is None:
-        resolved = resolve(runs_of(tracked), defaults, SYSTEM)
+        checked = complete(text, runs_of(tracked), entries)
+        if checked.found:
+            reason = "it writes some messages by ways that lose their origins"
+            note_fallback(template.name, f"{reason}. Token ids are exact; those messages' regions are searched for.")
+        _warn_of_missing(template.name, checked.missing)
+        resolved = resolve(checked.runs, defaults, SYSTEM)
     else:
         note_fallback(
             template.name,
@@ -159,6 +171,19 @@ def render_regions(
     last = len(text) if start is None else start
     places = {entry: (min(first, last), min(end, last)) for entry, (first, end) in resolved.entries.items()}
     return Rendered(text, stretches, reason, start, places)
+
+
+def _warn_of_missing(name: str, missing: Sequence[Piece]) -> None:
+    for role in {piece.role for piece in missing}:
+        kind = _KINDS.get(role, f"message of role {role!r}")
+        warn_once(
+            ("text missing", name, role),
+            f"Chat template of {name} leaves out or rewrites the text of a {kind}: the model may not see it. Another "
+            "chat_template, or another kind of message, may write it.",
+        )
+
+
+_KINDS = {"system": "SystemMessage", "user": "HumanMessage", "assistant": "AIMessage", "tool": "ToolMessage"}
 
 
 def _generation_start(
