@@ -23,6 +23,7 @@ from memdecay_adapters.langchain.marking import tag
 from memdecay_adapters.remote import RemoteEngine, RemoteSampling
 from memdecay_adapters.server.fingerprint import tokenizer_fingerprint
 from memdecay_adapters.server.tenants import Tenants
+from memdecay_adapters.server.wire import PROTOCOL
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.errors import BudgetError, ConfigError, EngineError, HintsError, RemoteError, UnsupportedError
 from memdecay_agents.hints import RequestHints

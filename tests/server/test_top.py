@@ -141,7 +141,7 @@ def test_a_pages_own_address_a_file_and_the_environment_bring_the_key(
         asking = ("top", "--once", "--json", "-", "--url")
         assert run(capsys, *asking, page.url)[0] == 0
         code, _, err = run(capsys, *asking, page.address)
-        assert code == 1
+        assert code == 5
         assert "refuses the API key" in err
         assert run(capsys, *asking, page.address, "--api-key-file", str(file))[0] == 0
         monkeypatch.setenv(command.KEY_VARIABLE, token)
@@ -153,7 +153,7 @@ def test_a_pages_own_address_a_file_and_the_environment_bring_the_key(
     ("arguments", "code", "told"),
     [
         (("--url", "ftp://somewhere"), 2, "no HTTP address"),
-        (("--url", "http://127.0.0.1:9/"), 1, "cannot be reached"),
+        (("--url", "http://127.0.0.1:9/"), 5, "cannot be reached"),
         (("--web", "--once"), 2, "Leave one out"),
         (("--api-key-file", "no-such-file"), 2, "cannot be read"),
     ],
