@@ -150,8 +150,7 @@ class Ledger:
 
     def held_pages(self, session: str) -> frozenset[int]:
         """Logical pages that the session holds by this ledger."""
-        account = self._accounts.get(session)
-        return frozenset() if account is None else frozenset(account.held)
+        return frozenset(self._accounts.get(session, _Account()).held)
 
     def summary(self, session: str | None = None) -> LedgerSummary:
         """Totals of one session (zeros if unknown), or of all together."""

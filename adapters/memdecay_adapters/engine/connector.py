@@ -54,7 +54,6 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         self._observer: StepObserver | None = None
         self._controller: EvictionController | None = None
         self._reported: dict[tuple[str, tuple[str, ...]], int] = {}
-        self._reported_version = 0
 
     @property
     def controller(self) -> EvictionController:
@@ -140,9 +139,6 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         """What was counted since the last step, for the metrics of vLLM's server; None in a worker."""
         if self._controller is None:
             return None
-        if self._reported_version == self._controller.events.version:
-            return EventDeltas()
-        self._reported_version = self._controller.events.version
         return EventDeltas.since(self._controller.events, self._reported)
 
     @classmethod

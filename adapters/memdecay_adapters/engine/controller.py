@@ -184,19 +184,14 @@ class EvictionController(SessionTurns):
         self.expire()
         evicted, self._evicted_since_step = self._evicted_since_step, {}
         observe, norms_from = {}, {}
-        scheduled = [
-            (request_id, tokens, self._requests[request_id])
-            for request_id, tokens in scheduled_tokens.items()
-            if request_id in self._requests
-        ]
-        any_due = any(tracked.is_due(tokens, self.config) for _, tokens, tracked in scheduled)
-        for request_id, tokens, tracked in scheduled:
+        for request_id, tokens in scheduled_tokens.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None:
+                continue
             tracked.in_worker = True
             computed = tracked.request.num_computed_tokens + tokens
             self._state_of(tracked).on_computed(tokens, int(computed >= tracked.request.num_tokens))
-            if not self.policy.uses_attention:
-                continue
-            if queries := tracked.queries_to_observe(tokens, self.config, beside_others=any_due):
+            if self.policy.uses_attention and (queries := tracked.queries_to_observe(tokens, self.config)):
                 observe[request_id] = queries
                 if self.policy.uses_key_norms:
                     norms_from[request_id] = self._state_of(tracked).tokens.normed_tokens

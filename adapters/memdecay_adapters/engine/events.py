@@ -81,13 +81,10 @@ class EngineEvents:
     def __init__(self) -> None:
         self._counts: dict[str, Counter[tuple[str, ...]]] = {name: Counter() for name in COUNTERS}
         self._agents: set[str] = set()
-        self.version = 0
-        """Grows with every count."""
 
     def count(self, spec: CounterSpec, *labels: str, by: int = 1) -> None:
         """Add to a counter; labels in the order of its specification."""
         self._counts[spec.name][tuple(self._bounded(spec, labels))] += by
-        self.version += 1
 
     def note(self, spec: CounterSpec, *labels: str, by: int = 1, level: int = logging.INFO, **fields: object) -> None:
         """Add to a counter and write a log line with the labels and further fields."""

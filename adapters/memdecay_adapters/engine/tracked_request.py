@@ -103,26 +103,15 @@ class TrackedRequest:
         else:
             self.peak_pages_prefill = max(self.peak_pages_prefill, held_pages)
 
-    def is_due(self, tokens: int, config: MemDecayConfig) -> bool:
-        """Whether a step that computes ``tokens`` positions is a decode step that its own stride has it measured in."""
-        return tokens == 1 and self._unobserved_steps + 1 >= config.measure_every_steps
-
-    def queries_to_observe(self, tokens: int, config: MemDecayConfig, *, beside_others: bool = False) -> int:
-        """How many of the newest queries of a step that computes ``tokens`` positions to observe; 0: none.
-
-        Args:
-            tokens: computed in the step.
-            config: the stride and the window.
-            beside_others: another request's decode step is measured in this step. Then this one's is too: a step that
-                measures has its price, and requests that began apart would pay it one after another.
-        """
+    def queries_to_observe(self, tokens: int, config: MemDecayConfig) -> int:
+        """How many of the newest queries of a step that computes ``tokens`` positions to observe; 0: none."""
         if not self._may_bind(config.page_size_tokens):
             return 0
         if tokens > 1:
             self.represented_queries, self.observed_decode = tokens, False
             return min(config.query_window_tokens, tokens)
         self._unobserved_steps += 1
-        if self._unobserved_steps < config.measure_every_steps and not beside_others:
+        if self._unobserved_steps < config.measure_every_steps:
             return 0
         self.represented_queries, self.observed_decode = self._unobserved_steps, True
         self._unobserved_steps = 0
