@@ -39,7 +39,7 @@ def serve(
 ) -> None:
     """Agents with tools on one pool: throughput, waits and step times, in interleaved slices with stock vLLM.
 
-    Takes about an hour on two cores; what is finished is kept, and the same command goes on where it was. Ends with 1
+    A pool took seven minutes on one busy core; what is finished is kept, and the same command goes on. Ends with 1
     when a bound is missed.
     """
     from memdecay_adapters.bench.serve_bench import ServeBench
