@@ -67,15 +67,16 @@ class MassPlan:
         Raises:
             ValueError: shapes or dtypes that do not fit.
         """
-        if self.mass.device != query.device:
-            self.mass = self.mass.to(query.device)
-        if self.native_call is None or not self.native_call.fits(query, key_cache, layout, scale):
+        call = self.native_call
+        if call is None or not call.fits(query, key_cache, layout, scale):
             self.finish()
-            self.native_call = self._new_call(query, key_cache, layout, scale)
-        if self.native_call is not None and self.native_call.batches_layers:
+            if self.mass.device != query.device:
+                self.mass = self.mass.to(query.device)
+            call = self.native_call = self._new_call(query, key_cache, layout, scale)
+        if call is not None and call.batches_layers:
             self._waiting.append((query.clone(), key_cache))  # a later layer may reuse the queries' memory
-        elif self.native_call is not None:
-            self.native_call.run(query, key_cache)
+        elif call is not None:
+            call.run(query, key_cache)
         else:
             table, lengths, ends, windows = self.rows
             attention_mass(

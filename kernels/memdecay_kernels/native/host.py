@@ -107,31 +107,17 @@ def score_pages(
     power_law = terms.decay_form == "power_law"
     library.call(
         "score",
-        ScoreArgs(
-            region=at.region,
-            flags=at.flags,
-            refreshed_at_ticks=at.refreshed_at_ticks,
-            attention=getattr(at, terms.attention_column),
-            salience_sum=at.salience_sum,
-            salience_weight=at.salience_weight,
-            base_priority=pointer(terms.base_priority),
-            decay=pointer(terms.half_life_ticks if power_law else terms.decay_rate_per_tick),
-            pages=pointer(pages),
-            evictable=pointer(evictable),
-            out=pointer(out),
-            page_count=pages.shape[0],
-            processed_tokens=processed_tokens,
-            clock_ticks=clock_ticks,
-            regions=terms.base_priority.shape[0],
-            page_size=page_size_tokens,
-            power_law=power_law,
-            attention_ranks=terms.attention_form == "rank",
-            salience_ranks=terms.salience_form == "rank",
-            superseded_factor=terms.superseded_factor,
-            attention_weight=terms.attention_weight,
-            salience_weight_factor=terms.salience_weight,
+        ScoreArgs.in_order(
+            at.region, at.flags, at.refreshed_at_ticks, getattr(at, terms.attention_column), at.salience_sum,
+            at.salience_weight, pointer(terms.base_priority),
+            pointer(terms.half_life_ticks if power_law else terms.decay_rate_per_tick),
+            pointer(pages), pointer(evictable), pointer(out),
+            pages.shape[0], processed_tokens, clock_ticks,
+            terms.base_priority.shape[0], page_size_tokens, power_law,
+            terms.attention_form == "rank", terms.salience_form == "rank",
+            terms.superseded_factor, terms.attention_weight, terms.salience_weight,
         ),
-    )
+    )  # fmt: skip
 
 
 def page_facts(

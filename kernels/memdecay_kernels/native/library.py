@@ -57,7 +57,19 @@ class Library:
             RuntimeError: the library's record has another size: it was built from other sources.
         """
         if self._calls[operation](arguments):
-            raise RuntimeError(f"{build.LIBRARY.name} was built from other sources: {REBUILD}")
+            self.refuse()
+
+    def function(self, operation: str) -> Callable[[bytes | int], int]:
+        """An operation as a function of its record, for many calls; where it does not return 0, call `refuse`."""
+        return self._calls[operation]
+
+    def refuse(self) -> None:
+        """Say what a record of another size means.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"{build.LIBRARY.name} was built from other sources: {REBUILD}")
 
 
 REBUILD = "run `python -m memdecay_kernels.native.build`"

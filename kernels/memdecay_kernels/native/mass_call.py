@@ -94,6 +94,8 @@ class MassCall:
             scale=scale,
         )
         self._record = ReusedRecord(MassArgs, packed, "keys", "query")
+        self._keys, self._query = self._record.addresses
+        self._attend, self._at = library.function("attention_mass"), self._record.address
 
     batches_layers = False
     """Each layer is measured while its keys are near."""
@@ -109,8 +111,9 @@ class MassCall:
             query: of the shape and strides that the record was filled for.
             key_cache: likewise.
         """
-        self._record.point(key_cache.data_ptr(), query.data_ptr())
-        self._library.call("attention_mass", self._record.address)
+        self._keys.value, self._query.value = key_cache.data_ptr(), query.data_ptr()
+        if self._attend(self._at):
+            self._library.refuse()
 
     def run_layers(self, queries: Sequence[torch.Tensor], key_caches: Sequence[torch.Tensor]) -> None:
         """Measure several layers, one after the other."""
@@ -123,7 +126,7 @@ class MassCall:
         Args:
             key_cache: of the shape and strides that the record was filled for.
         """
-        self._record.point(key_cache.data_ptr())
+        self._keys.value = key_cache.data_ptr()
         self._library.call("read_keys", self._record.address)
 
 

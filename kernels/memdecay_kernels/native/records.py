@@ -40,6 +40,10 @@ class Record:
             raise TypeError(f"got {sorted(values)}, not {sorted(self.names)}")
         return self._pack(self.size_bytes, *self._pick(values))
 
+    def in_order(self, *values: int | float) -> bytes:
+        """The record; addresses and numbers in the order of the fields: half the time of a call by name."""
+        return self._pack(self.size_bytes, *values)
+
     def offset_bytes(self, field: str) -> int:
         """Where a field lies in the record."""
         before = self._kinds[: 1 + self.names.index(field)]
@@ -52,18 +56,14 @@ class ReusedRecord:
     Args:
         kind: the record's kind.
         packed: what it holds first.
-        fields: names of the addresses that change, in the order of `point`.
+        fields: names of the addresses that change.
     """
 
     def __init__(self, kind: Record, packed: bytes, *fields: str) -> None:
         self._memory = ctypes.create_string_buffer(packed, len(packed))
         self.address = ctypes.addressof(self._memory)
-        self._fields = [ctypes.c_void_p.from_buffer(self._memory, kind.offset_bytes(field)) for field in fields]
-
-    def point(self, *addresses: int) -> None:
-        """Exchange the first of the addresses."""
-        for field, address in zip(self._fields, addresses, strict=False):
-            field.value = address
+        self.addresses = [ctypes.c_void_p.from_buffer(self._memory, kind.offset_bytes(field)) for field in fields]
+        """Those of ``fields``: their ``value`` is written into the record."""
 
 
 MassArgs = Record(
