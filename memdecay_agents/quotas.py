@@ -14,10 +14,7 @@ from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray, RegionArra
 
 
 def quota_pages(region_weight: npt.NDArray[np.float64], present: BoolArray, budget_pages: int) -> IndexArray:
-    """Pages that each region has to itself, int64 [R]: budget * w_r / sum of w of regions present, in whole pages.
-
-    Rounded down, and what is left goes to the largest remainders: rounded down alone, a budget of a few pages would
-    leave nothing to any region but the heaviest.
+    """Pages that each region has to itself, int64 [R]: floor(budget * w_r / sum of w of regions present).
 
     Args:
         region_weight: float64 [R].
@@ -28,12 +25,8 @@ def quota_pages(region_weight: npt.NDArray[np.float64], present: BoolArray, budg
     total = weight.sum()
     if total <= 0.0 or budget_pages <= 0:
         return np.zeros(weight.shape, dtype=np.int64)
-    # the small constants keep an exact share from falling below its integer by rounding
-    share = budget_pages * (weight / total)
-    quota = np.asarray(np.floor(share + 1e-9), dtype=np.int64)
-    left = budget_pages - int(quota.sum())
-    quota[np.argsort(np.round(quota - share, 9), kind="stable")[: max(left, 0)]] += 1
-    return quota
+    # the small constant keeps an exact share from falling below its integer by rounding
+    return np.asarray(np.floor(budget_pages * (weight / total) + 1e-9), dtype=np.int64)
 
 
 def inside_quota(

@@ -81,7 +81,7 @@ _PAPER_BASE_PRIORITY: Mapping[str, float] = {
 _BASE_PRIORITY: Mapping[str, float] = {
     "system": 1.0, "tool_out": 1.0, "user": 0.09, "plan": 0.08, "retrieval": 0.06, "tool_in": 0.03, "scratchpad": 0.02,
 }  # fmt: skip
-_QUOTA_WEIGHT: Mapping[str, float] = {"tool_out": 2.0}
+_QUOTA_WEIGHT: Mapping[str, float] = {"tool_out": 3.0}
 # Ours, from replays (EVALUATION.md): the next call quotes a fresh tool result, so it is worth most until the
 # agent has written something, and nothing more later on; of the other regions age says little, and each has a share.
 
