@@ -143,3 +143,14 @@ def test_what_the_template_refuses_together_is_counted_one_by_one(tokenizer: Any
 def test_a_rule_that_is_no_rule_is_refused_when_it_is_made() -> None:
     with pytest.raises(ConfigError, match="Between"):
         RegionRules(between=[("<a>", "</a>", "plan")])  # type: ignore[list-item]
+
+
+def test_a_prompt_that_is_too_long_alone_is_not_told_to_answer_less() -> None:
+    from memdecay_adapters.langchain.sampling import to_sampling_params
+    from memdecay_agents.errors import ContextLengthError
+
+    with pytest.raises(ContextLengthError, match="Shorten the messages") as caught:
+        to_sampling_params({}, prompt_tokens=600, max_model_len=512)
+    assert "max_tokens" not in caught.value.remedy
+    with pytest.raises(ContextLengthError, match="Lower max_tokens to at most 12"):
+        to_sampling_params({"max_tokens": 20}, prompt_tokens=500, max_model_len=512)

@@ -27,8 +27,10 @@ VALUES: tuple[Any, ...] = (
 
 SAMPLING: dict[str, tuple[Any, ...]] = {
     "structural_tag": (
-        "", "x", "{}", "[]", "null", '{"type": "structural_tag"}', '{"type": "structural_tag", "format": {"type": "nope"}}',
-        '{"type": "structural_tag", "format": {"type": "any_text"}}', "[" * 5000, "x" * (2**18 + 1), {"type": "any_text"},
+        "", "x", "{}", "[]", "null", '{"type": "structural_tag"}',
+        '{"type": "structural_tag", "format": {"type": "nope"}}',
+        '{"type": "structural_tag", "format": {"type": "any_text"}}', "[" * 5000, "x" * (2**18 + 1),
+        {"type": "any_text"},
     ),
     "logit_bias": (
         {}, {"5": 1.0}, {"5": 1e9}, {"-1": 0.0}, {"999": 1.0}, {"1000": 1.0}, {"9" * 400: 1.0}, {"\u0665": 1.0},
