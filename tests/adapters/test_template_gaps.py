@@ -47,7 +47,10 @@ GAPS: dict[str, list[BaseMessage]] = {
     "role of its own": [ChatMessage(role="critic", content="CRITICWORD"), HumanMessage("Go.")],
     "developer": [ChatMessage(role="developer", content="DEVWORD"), HumanMessage("Go.")],
 }  # fmt: skip
-FAMILIES = ("mistral-v3", "mistral-v13", "gpt-oss", "llama3.1", "qwen3.5", "cohere", "gemma", "gemma4", "deepseek-v3", "glm4moe")  # fmt: skip
+FAMILIES = (
+    "mistral-v3", "mistral-v13", "gpt-oss", "llama3.1", "qwen3.5", "cohere", "gemma", "gemma4", "deepseek-v3",
+    "glm4moe",
+)  # fmt: skip
 _made: dict[str, Any] = {}
 
 
