@@ -12,6 +12,7 @@ import jinja2
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import HypothesisWarning
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from memdecay_adapters.langchain.marking import mark, tag
@@ -48,6 +49,7 @@ def family(request: pytest.FixtureRequest, tokenizer: Any) -> Family:
 def _warnings_are_errors() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", HypothesisWarning)  # else it hides what failed
         yield
 
 

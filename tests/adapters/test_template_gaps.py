@@ -34,9 +34,12 @@ def call(call_id: str) -> dict[str, Any]:
 
 CALLING = AIMessage("SAIDWORD", tool_calls=[call("c1")], additional_kwargs={"reasoning_content": "because"})
 RESULT = ToolMessage("RESULTWORD", tool_call_id="c1")
+AGAIN = AIMessage("AGAINWORD", tool_calls=[call("c2")])
+SECOND = ToolMessage("SECONDWORD", tool_call_id="c2")
 GAPS: dict[str, list[BaseMessage]] = {
     "text beside a call": [HumanMessage("Go."), CALLING, RESULT],
-    "text beside an older call": [HumanMessage("Go."), CALLING, RESULT, AIMessage("DONEWORD"), HumanMessage("MOREWORD")],
+    "text beside an older call": [HumanMessage("Go."), CALLING, RESULT, AIMessage("DONEWORD"), HumanMessage("On.")],
+    "text beside a second call": [HumanMessage("Go."), CALLING, RESULT, AGAIN, SECOND],
     "answer, then a call": [HumanMessage("Go."), AIMessage("FIRSTWORD"), CALLING, RESULT],
     "two systems": [SystemMessage("ONEWORD"), SystemMessage("TWOWORD"), HumanMessage("Go.")],
     "system later": [HumanMessage("Go."), AIMessage("So."), SystemMessage("LATERWORD"), HumanMessage("ASKWORD")],
@@ -63,7 +66,7 @@ def test_all_that_is_said_comes_out_of_the_template(name: str, tokenizer: Any) -
             prompt = build_prompt(messages, family.tokenizer, config=CONFIG)
         assert prompt.exact, gap
         for message in messages:
-            assert str(message.content) in prompt.text, gap
+            assert str(message.content) in prompt.text, (gap, message)
         if any(message is CALLING for message in messages):
             assert "ARGWORD" in prompt.text, gap
 
