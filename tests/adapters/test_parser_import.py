@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 from typing import Any
@@ -11,37 +10,25 @@ from typing import Any
 import pytest
 
 import memdecay_adapters.langchain.chat_model as chat_model
+import memdecay_adapters.langchain.parser_import as parser_import
+import memdecay_adapters.langchain.vllm_parsers as vllm_parsers
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
 from memdecay_adapters.langchain.parser_import import prepare_parsers
 from tests.adapters.fake_engine import FakeEngine
 
-PROGRAM = """
-import sys
-from memdecay_adapters.langchain.parser_import import prepare_parsers
 
-class Tokenizer:
-    name_or_path = "none"
-    special_tokens_map = {}
-    def get_chat_template(self, name, tools=None):
-        return "{{ messages }}"
-
-assert "vllm.parser" not in sys.modules
-thread = prepare_parsers(Tokenizer(), None, "llama3_json", "deepseek_r1")
-assert thread is prepare_parsers(Tokenizer(), None, "llama3_json", "deepseek_r1")
-thread.join()
-from memdecay_adapters.langchain.vllm_parsers import _parser_class
-assert _parser_class.cache_info().currsize == 1
-names = set(sys.modules)
-from memdecay_adapters.langchain.vllm_parsers import load_parser
-load_parser("llama3_json", "deepseek_r1")
-assert set(sys.modules) == names, "something was left to import"
-print("loaded")
-"""
-
-
-def test_the_thread_leaves_nothing_to_import() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
-    assert done.stdout.strip().endswith("loaded"), done.stderr[-2000:]
+def test_the_thread_leaves_nothing_to_import(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parser_import, "_threads", {})
+    vllm_parsers._parser_class.cache_clear()
+    thread = prepare_parsers(tokenizer, None, "llama3_json", "deepseek_r1")
+    assert thread is not None
+    assert thread is prepare_parsers(tokenizer, None, "llama3_json", "deepseek_r1")
+    thread.join()
+    assert vllm_parsers._parser_class.cache_info().currsize == 1
+    names = set(sys.modules)
+    vllm_parsers.load_parser("llama3_json", "deepseek_r1")
+    assert vllm_parsers._parser_class.cache_info().currsize == 1
+    assert set(sys.modules) == names, "something was left to import"
 
 
 def test_native_reading_imports_nothing(tokenizer: Any) -> None:
