@@ -152,8 +152,7 @@ def test_a_rule_that_is_no_rule_is_refused_when_it_is_made() -> None:
 
 
 def test_a_prompt_that_is_too_long_alone_is_not_told_to_answer_less() -> None:
-    from memdecay_adapters.langchain.sampling import to_sampling_params
-    from memdecay_agents.errors import ContextLengthError
+    from memdecay_adapters.langchain.sampling import ContextLengthError, to_sampling_params
 
     with pytest.raises(ContextLengthError, match="Shorten the messages") as caught:
         to_sampling_params({}, prompt_tokens=600, max_model_len=512)
