@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from memdecay_agents import Ledger, LedgerEntry
 from memdecay_agents.cli import program
+from memdecay_agents.cli.exit_codes import ExitCode
 from memdecay_agents.errors import BudgetError
 from tests.server.live import entry_points_beside, environment
 
@@ -100,6 +102,13 @@ def test_what_is_declared_is_what_the_issue_asks_for() -> None:
     assert DECLARED.keys() >= {
         "demo", "doctor", "evaluate", "calibrate", "tune", "traces", "bench", "serve", "explain",
     }  # fmt: skip
+
+
+def test_the_readme_has_every_exit_code_and_every_command() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [int(code) for code in re.findall(r"^\| (\d+) \| ", text, re.MULTILINE)] == sorted(ExitCode)
+    (line,) = re.findall(r"^`memdecay ((?:[a-z-]+ \| )+[a-z-]+)`", text, re.MULTILINE)
+    assert set(line.split(" | ")) == DECLARED.keys()
 
 
 # ---- the program as a process

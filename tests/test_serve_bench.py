@@ -158,7 +158,12 @@ def test_few_pairs_meet_no_bound_and_what_was_not_measured_is_null_with_a_reason
     assert report(ServeOptions(), few.get).values["step_ratio_long_vs_2k_same_budget_bound_met"] is False
     nothing = report(ServeOptions(), lambda name: None)
     assert nothing.failed_bounds == []
-    for key in ("step_ratio_long_budget_vs_stock_1k", "step_ratio_stock_long_vs_stock_1k", "step_growth"):
+    for key in (
+        "step_ratio_long_budget_vs_stock_1k",
+        "step_ratio_stock_long_vs_stock_1k",
+        "step_growth",
+        "crossover_pool_percent",
+    ):
         assert nothing.values[key] is None
         assert nothing.values[f"{key}_reason"]
 

@@ -48,16 +48,18 @@ def page_evidence(queries: FloatArray, keys: FloatArray, valid: BoolArray, scale
     evidence = np.zeros(n_pages)
     if not valid.any() or not queries.size:
         return evidence
+    missing = np.flatnonzero(~valid)
     for head in range(n_selected):
         rows = queries[:, head].reshape(window * group, head_dim) * np.float32(scale)
         with np.errstate(invalid="ignore", over="ignore"):  # of keys that are not looked at
-            logits = rows @ keys[:, :, head].reshape(n_pages * page, head_dim).T
-        logits = np.where(valid.ravel(), logits, -np.inf).reshape(window, group, n_pages, page)
-        if not np.isfinite(logits[:, :, valid]).all():
+            logits = keys[:, :, head].reshape(n_pages * page, head_dim) @ rows.T
+        logits[missing] = 0.0
+        if not np.isfinite(logits).all():
             raise _error("a logit is no finite number")
-        by_page = _log_sum_exp(logits).astype(np.float64)
-        mass = np.exp(by_page - _log_sum_exp(by_page)[..., None])
-        evidence += mass.max(axis=0).sum(axis=0)
+        logits[missing] = -np.inf
+        by_page = _log_sum_exp(logits.reshape(n_pages, page, -1), axis=1).astype(np.float64)
+        mass = np.exp(by_page - _log_sum_exp(by_page, axis=0))
+        evidence += mass.reshape(n_pages, window, group).max(axis=1).sum(axis=1)
     return evidence
 
 
@@ -81,12 +83,14 @@ def with_neighbours(evidence: EvidenceArray, pages: IndexArray, share: float = N
     return found
 
 
-def _log_sum_exp(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """Over the last axis; -inf where all of it is."""
-    highest = values.max(axis=-1, keepdims=True)
+def _log_sum_exp(values: npt.NDArray[np.floating], axis: int) -> npt.NDArray[np.floating]:
+    """Over one axis; -inf where all of it is."""
+    highest = values.max(axis=axis, keepdims=True)
     highest = np.where(np.isfinite(highest), highest, np.zeros_like(highest))
+    shifted = values - highest
+    np.exp(shifted, out=shifted)
     with np.errstate(divide="ignore"):
-        found: npt.NDArray[np.floating] = np.log(np.exp(values - highest).sum(axis=-1)) + highest[..., 0]
+        found: npt.NDArray[np.floating] = np.log(shifted.sum(axis=axis)) + highest.squeeze(axis)
     return found
 
 

@@ -259,6 +259,7 @@ def test_the_tier_is_seen_and_ends_with_its_sessions(engine):
     assert stats.host_pages >= 6
     assert f"memdecay_host_tier_bytes {float(stats.host_bytes)}" in text
     assert 'memdecay_host_copied_bytes_total{direction="out"}' in text
+    assert engine.snapshot().pool.host_pages == stats.host_pages == engine.snapshot().sessions[0].host_pages
     (seen,) = engine.history().sessions
     assert sum(event.to_host for event in seen.events) >= stats.host_pages
     explained = engine.explain(seen.session)

@@ -162,7 +162,8 @@ def test_a_plan_sums_layers(implementation, batch, layers):
         reference.attention_mass(scaled, cache, layout, table, lengths, ends, windows, scale, reduce, expected, True)
     plan.finish()
     assert plan.layers == layers
-    torch.testing.assert_close(plan.mass, expected, rtol=2e-4, atol=1e-6)
+    # as above; the queries of the third layer are three times as long
+    torch.testing.assert_close(plan.mass, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_layers_of_a_device_wait_for_one_launch(monkeypatch):

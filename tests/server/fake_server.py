@@ -65,7 +65,7 @@ class FakeBackend:
         self.calls: list[CheckedCall] = []
         self.asked: list[tuple[Any, ...]] = []
         self.aborted = threading.Event()
-        self.controller: Any = SimpleNamespace(running=list, sessions=[], ledger=Ledger())
+        self.controller: Any = SimpleNamespace(running=list, sessions=[], ledger=Ledger(), tier=None)
         self.fault: Exception | None = None
         self.fault_late = self.hang = self.in_front = False
 

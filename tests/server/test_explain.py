@@ -48,7 +48,7 @@ def controller() -> Any:
     state.apply(plan)
     held = sorted(set(range(20)) - set(plan.pages))
     idle = SimpleNamespace(home=home, state=state, held_pages=held)
-    return SimpleNamespace(running=list, sessions=[idle], ledger=state.ledger)
+    return SimpleNamespace(running=list, sessions=[idle], ledger=state.ledger, tier=None)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from memdecay_adapters.langchain.marking import tag
 from memdecay_adapters.remote import RemoteEngine, RemoteSampling
 from memdecay_adapters.server.fingerprint import tokenizer_fingerprint
 from memdecay_adapters.server.tenants import Tenants
+from memdecay_adapters.server.wire import PROTOCOL
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.errors import BudgetError, ConfigError, EngineError, HintsError, RemoteError, UnsupportedError
 from memdecay_agents.hints import RequestHints
@@ -228,7 +229,11 @@ def answering(status: int, body: Any) -> Any:
     ("handler", "kind", "message"),
     [
         (answering(404, {"error": {"message": "Not Found"}}), UnsupportedError, "does not run the memdecay plugin"),
-        (answering(200, {"protocol": 2}), UnsupportedError, "version 2 of our protocol, not 1"),
+        (
+            answering(200, {"protocol": PROTOCOL + 1}),
+            UnsupportedError,
+            f"version {PROTOCOL + 1} of our protocol, not {PROTOCOL}",
+        ),
         (answering(200, ["what"]), UnsupportedError, "version None"),
         (answering(401, {"error": "Unauthorized"}), RemoteError, "refuses the API key: Unauthorized.*api_key"),
         (answering(500, {}), RemoteError, "HTTP 500"),

@@ -20,7 +20,7 @@ from memdecay_adapters.server import backend as backend_module
 from memdecay_adapters.server.tenants import OPEN_TENANT
 from memdecay_adapters.server.wire import SNAPSHOT
 from memdecay_agents import Ledger
-from memdecay_agents.cli.program import main
+from memdecay_agents.cli.program import Program, main
 from memdecay_agents.live import EngineSnapshot, LivePage
 from memdecay_agents.pictures import MemoryHistory
 from tests.server.fake_server import FakeBackend, fake_app, serving
@@ -35,7 +35,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
     from memdecay_adapters.commands.picture import picture
 
-    app = typer.Typer(pretty_exceptions_enable=False)
+    app = typer.Typer(cls=Program, pretty_exceptions_enable=False)
+
+    @app.callback()
+    def options(debug: bool = False) -> None:
+        """As the program has them."""
+
     app.command("top")(command.top)
     app.command("picture")(picture)
     with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +141,7 @@ def test_a_pages_own_address_a_file_and_the_environment_bring_the_key(
         asking = ("top", "--once", "--json", "-", "--url")
         assert run(capsys, *asking, page.url)[0] == 0
         code, _, err = run(capsys, *asking, page.address)
-        assert code == 1
+        assert code == 5
         assert "refuses the API key" in err
         assert run(capsys, *asking, page.address, "--api-key-file", str(file))[0] == 0
         monkeypatch.setenv(command.KEY_VARIABLE, token)
@@ -148,7 +153,7 @@ def test_a_pages_own_address_a_file_and_the_environment_bring_the_key(
     ("arguments", "code", "told"),
     [
         (("--url", "ftp://somewhere"), 2, "no HTTP address"),
-        (("--url", "http://127.0.0.1:9/"), 1, "cannot be reached"),
+        (("--url", "http://127.0.0.1:9/"), 5, "cannot be reached"),
         (("--web", "--once"), 2, "Leave one out"),
         (("--api-key-file", "no-such-file"), 2, "cannot be read"),
     ],

@@ -128,6 +128,8 @@ def _pools(options: ServeOptions, find: Callable[[str], Part | None], result: Se
     values["crossover_pool_percent"] = crossover(
         {int(name): ratio for name, ratio in values["throughput_ratio_of_totals"].items() if ratio is not None}
     )
+    if values["crossover_pool_percent"] is None:
+        values["crossover_pool_percent_reason"] = "no two of the measured pools lie on either side of it"
     values["losing_cases"] = losing_cases(values)
     for key in keys:
         if not values[f"{key}_reason"]:

@@ -41,6 +41,7 @@ def evaluate(
     asking: Annotated[
         str, typer.Option(help="Of --tier host: verbatim, paraphrased, several, chat; default: all.")
     ] = "",
+    recall_pages: Annotated[int, typer.Option(min=1, max=64, help="Of --tier host: most pages a turn.")] = 4,
     longest: Annotated[int, typer.Option(min=1, help="Longer traces of files are left out (tokens).")] = 4096,
     json_file: JsonFile = None,
     out: Annotated[Path | None, typer.Option(help="Folder for a PNG and an HTML page.")] = None,
@@ -63,6 +64,7 @@ def evaluate(
         longest_tokens=longest,
         tier=_tier(tier),
         askings=_askings(asking),
+        recall_pages=recall_pages,
     )
     with output.progress() as show:
         result = Evaluation(options, show).run()

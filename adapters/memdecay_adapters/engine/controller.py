@@ -253,12 +253,9 @@ class EvictionController(SessionTurns):
             generated = int(computed >= tracked.request.num_tokens)
             if not tracked.recall.rerun_until:
                 self._state_of(tracked).on_computed(tokens, generated)
+                self.live.step(tracked.home.tenant, tracked.hints.agent, tokens, generated)
             elif computed >= tracked.recall.rerun_until:
                 tracked.recall.rerun_until = 0  # its positions and its token were counted when they first came
-                generated = 0
-            else:
-                generated = 0
-            self.live.step(tracked.home.tenant, tracked.hints.agent, tokens, generated)
             if not self.policy.uses_attention:
                 continue
             if queries := tracked.queries_to_observe(tokens, self.config, beside_others=any_due):

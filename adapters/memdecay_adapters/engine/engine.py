@@ -11,9 +11,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
-from memdecay_adapters.engine.agent_tallies import AgentTally
 from memdecay_adapters.engine.determinism import check_deterministic_sampling, deterministic_arguments
+from memdecay_adapters.engine.engine_accounts import Accounts, weak_snapshot
 from memdecay_adapters.engine.engine_explain import Explaining
+from memdecay_adapters.engine.engine_sessions import DEFAULT_TENANT, Sessions
 from memdecay_adapters.engine.looking import Looking
 from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.engine.results import GenerationResult
@@ -21,34 +22,25 @@ from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.stream import RequestStream
 from memdecay_adapters.engine.tier.heads import with_heads
 from memdecay_adapters.engine.tier.settings import HostTier
-from memdecay_adapters.engine.tier.wishing import wish_for
 from memdecay_adapters.engine.validation import PoolShape, check_request, plain_hints
 from memdecay_adapters.engine.versions import require_supported_vllm
 from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError, EngineError
 from memdecay_agents.hints import RequestHints
-from memdecay_agents.ledger import Ledger
-from memdecay_agents.recall.wishes import RecallWish
-from memdecay_agents.regions import ClockUnit
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
     from transformers import PreTrainedTokenizerBase
     from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from memdecay_adapters.engine.engine_thread import EngineThread
-    from memdecay_adapters.engine.inprocess import EngineInternals, PoolStats
-    from memdecay_adapters.engine.metrics import Snapshot
-    from memdecay_agents.calibration.lifetimes import Lifetimes
+    from memdecay_adapters.engine.inprocess import EngineInternals
 
 T = TypeVar("T")
-DEFAULT_TENANT = "default"
-"""The tenant of requests that name none."""
 
 
-class MemDecayEngine(Looking, Explaining):
+class MemDecayEngine(Accounts, Sessions, Looking, Explaining):
     """A vLLM engine in this process that evicts pages of running requests by region.
 
     One thread owns vLLM; any thread and any event loop may submit, and concurrent requests are batched
@@ -257,125 +249,6 @@ class MemDecayEngine(Looking, Explaining):
         self._check_usable()
         return self._thread.engine.renderer.tokenizer
 
-    def pool_stats(self) -> PoolStats:
-        """The block pool between two steps, in pages."""
-        self._check_usable()
-        return self._thread.call(self._internals.pool_stats)
-
-    def ledger(self) -> Ledger:
-        """A copy of the ledger: every page that was freed, when and why."""
-        self._check_usable()
-        return self._thread.call(self._internals.controller.ledger_copy)
-
-    @property
-    def metrics(self) -> CollectorRegistry:
-        """Counters and gauges of this engine, for ``prometheus_client`` (``start_http_server(port, engine.metrics)``,
-        or a push gateway); scraping it asks the engine between two steps."""
-        return self._metrics
-
-    def metrics_text(self) -> str:
-        """The same in Prometheus' text format, now."""
-        from memdecay_adapters.engine.metrics import exposition
-
-        self._check_usable()
-        return exposition(self._metrics)
-
-    def _snapshot(self) -> Snapshot:
-        self._check_usable()
-        return self._thread.call(self._internals.metrics_snapshot)
-
-    def agents(self) -> list[AgentTally]:
-        """Each agent's budget, the pages that it held at most, and what was evicted, since start."""
-        self._check_usable()
-        return self._thread.call(lambda: list(self._internals.controller.agents))
-
-    def record_lifetimes(self, unit: ClockUnit = "tokens") -> Lifetimes:
-        """Begin to collect attention by region and age from all requests with a budget, for calibration.
-
-        Sums of bounded size, no text. Read it between two requests (``memdecay_agents.calibration.calibrate``); the
-        newest call's collects, and ends with the engine.
-
-        Args:
-            unit: clock of the ages; "turns" cannot be collected here.
-
-        Raises:
-            ConfigError: the unit is turns.
-        """
-        from memdecay_agents.calibration.lifetimes import Lifetimes
-
-        self._check_usable()
-        if unit == "turns":
-            raise ConfigError(
-                where="record_lifetimes(unit='turns')",
-                rule="the engine does not keep the turn in which each token was written",
-                remedy="Calibrate that unit from traces.",
-            )
-        lifetimes = Lifetimes(self.config.region_names, unit)
-        self._thread.call(lambda: setattr(self._internals.controller, "lifetimes", lifetimes))
-        return lifetimes
-
-    def close_sessions(self, thread_id: str | None = None, *, tenant: str | None = None) -> int:
-        """Give back the pages of idle sessions, and do not keep those of requests that still run.
-
-        Args:
-            thread_id: of this thread; None: of all.
-            tenant: of this tenant; None: of all.
-
-        Returns:
-            How many idle sessions were given up.
-        """
-        self._check_usable()
-        return self._thread.call(lambda: self._internals.controller.close_sessions(tenant, thread_id))
-
-    def recall(
-        self,
-        thread_id: str,
-        *,
-        message: str = "",
-        region: str = "",
-        tokens: range | None = None,
-        agent: str | None = None,
-        tenant: str = DEFAULT_TENANT,
-    ) -> int:
-        """Ask for pages that the next turn of a thread's sessions will need: they come back before it begins.
-
-        As many as the budget lets in. The same can be said in a request's hints: ``recall`` for the turn itself,
-        ``needs_next`` for the one after it.
-
-        Args:
-            thread_id: whose sessions.
-            message: text of a message in their history; the newest place counts.
-            region: all tokens of a region.
-            tokens: token indices, one after another.
-            agent: of this agent's path; None: of all of the thread's.
-            tenant: whose thread.
-
-        Returns:
-            In how many sessions there is something to bring back or keep.
-
-        Raises:
-            EngineError: the engine has no host tier, or nothing was named.
-            RegionError: an unknown region.
-        """
-        self._check_usable()
-        if self.host_tier is None or not (message or region or tokens):
-            raise EngineError(
-                where="recall",
-                rule="the engine has no host tier" if self.host_tier is None else "nothing is named to bring back",
-                remedy="Start it with MemDecayEngine(host_tier=HostTier(max_bytes=...)), and name a message, a region "
-                "or a range of tokens.",
-            )
-        wish = RecallWish(regions=(region,) if region else (), tokens=((tokens.start, tokens.stop),) if tokens else ())
-        if wish:
-            wish.check("recall", self.config)
-        ids = self.tokenizer.encode(message, add_special_tokens=False) if message else []
-        return self._thread.call(lambda: wish_for(self._internals.controller, tenant, thread_id, agent, wish, ids))
-
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes of ended requests, and all idle sessions."""
-        self.close_sessions()
-        self._thread.call(self._thread.engine.reset_prefix_cache)
-
     def run_on_engine_thread(self, function: Callable[[LLMEngine, EngineInternals], T]) -> T:
         """Run a function between two steps, for tests and diagnosis."""
         self._check_usable()
@@ -413,19 +286,6 @@ class MemDecayEngine(Looking, Explaining):
             )
         if self._closed:
             raise EngineError(where="MemDecayEngine", rule="it is closed", remedy="Start another one.")
-
-
-def weak_snapshot(engine: MemDecayEngine) -> Callable[[], Snapshot]:
-    """A snapshot that does not keep the engine alive: its registry may be held longer by a server."""
-    reference = weakref.ref(engine)
-
-    def snapshot() -> Snapshot:
-        held = reference()
-        if held is None:
-            raise EngineError(where="engine metrics", rule="the engine is gone", remedy="Start another one.")
-        return held._snapshot()
-
-    return snapshot
 
 
 def _close_at_exit(reference: weakref.ref[MemDecayEngine]) -> None:

@@ -35,6 +35,7 @@ def take_snapshot(
             **described,
             turn=state.turn,
             evicted_pages=controller.ledger.summary(state.key).evicted,
+            host_pages=None if controller.tier is None else len(controller.tier.catalogue.of(state.key)),
         )
         for state, described in describe_sessions(controller, tenant)
     ]
@@ -60,7 +61,8 @@ def take_snapshot(
 def _pool(controller: EvictionController, pool: Any, views: list[SessionView], tenant: str | None) -> PoolView:
     total = pool.num_gpu_blocks - 1  # without the null page
     if tenant is not None:
-        return PoolView(total_pages=total, held_pages=sum(view.pages_held for view in views))
+        host = None if controller.tier is None else sum(view.host_pages or 0 for view in views)
+        return PoolView(total_pages=total, held_pages=sum(view.pages_held for view in views), host_pages=host)
     free = pool.get_num_free_blocks()
     return PoolView(
         total_pages=total,
@@ -68,6 +70,7 @@ def _pool(controller: EvictionController, pool: Any, views: list[SessionView], t
         free_pages=free,
         guaranteed_pages=controller.admission.reserved_pages,
         waiting_requests=controller.admission.waiting_requests,
+        host_pages=None if controller.tier is None else len(controller.tier.catalogue),
     )
 
 

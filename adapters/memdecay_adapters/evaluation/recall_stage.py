@@ -170,6 +170,7 @@ def run_recall(
     model: str | None,
     work: Sequence[tuple[TokenTrace, Sequence[tuple[Variant, float | None]]]],
     askings: Sequence[Asking],
+    recall: Recall,
     store: OutcomeStore,
     progress: Callable[[str, int, int], None],
 ) -> list[FactOutcome]:
@@ -179,16 +180,19 @@ def run_recall(
         model: a Hugging Face id, a folder, or None for the default model.
         work: traces, with the variants and budgets of each; what has no budget only runs without a tier.
         askings: the ways to ask.
+        recall: how pages come back.
         store: of finished pieces.
         progress: told the stage, the tokens that are done and all tokens.
     """
-    recall, outcomes = Recall(), list[FactOutcome]()
+    outcomes: list[FactOutcome] = []
     total, done = 2 * sum(trace.n_tokens for trace, _ in work), 0
     for tier in TIERS:
         pieces = []
         for trace, variants in work:
             todo = [(variant, budget) for variant, budget in variants if budget is not None or tier == "off"]
-            pieces.append((trace, todo, _key(resolve_model(model), trace, tier, recall, todo, askings)))
+            pieces.append(
+                (trace, todo, _key(resolve_model(model), trace, recall if tier == "host" else None, todo, askings))
+            )
         missing = [trace for trace, _, key in pieces if key not in store]
         longest = max((trace.n_tokens for trace in missing), default=0)
         verifier = RecallVerifier(model, longest, tier, recall) if missing else None
@@ -208,12 +212,11 @@ def run_recall(
 def _key(
     model_path: str,
     trace: TokenTrace,
-    tier: str,
-    recall: Recall,
+    recall: Recall | None,
     todo: Sequence[tuple[Variant, float | None]],
     askings: Sequence[Asking],
 ) -> str:
     facts = [(fact.id, fact.asked_as, fact.question and fact.question.stem) for fact in trace.facts]
     variants = [(variant.label, variant.config().model_dump_json(), budget) for variant, budget in todo]
-    what = [model_path, trace.id, trace.token_ids.tobytes().hex(), facts, tier, recall.model_dump_json()]
+    what = [model_path, trace.id, trace.token_ids.tobytes().hex(), facts, recall and recall.model_dump_json()]
     return hashlib.sha256(repr([*what, variants, list(askings)]).encode()).hexdigest()

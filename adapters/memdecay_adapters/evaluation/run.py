@@ -59,6 +59,8 @@ class EvaluateOptions:
     """"host": only the recall stage, with evicted pages in host memory and without."""
     askings: tuple[Asking, ...] = ASKINGS
     """Of the recall stage."""
+    recall_pages: int = 4
+    """That come back in a turn at most, in the recall stage."""
     cache: Path | None = None
 
     def check(self) -> None:
@@ -211,10 +213,12 @@ class Evaluation:
 
     def recall(self, traces: Sequence[TokenTrace]) -> list[FactOutcome]:
         """Stream traces through an engine without a host tier and through one with it, and ask in all ways."""
+        from memdecay_adapters.engine.tier import Recall
         from memdecay_adapters.evaluation.recall_stage import run_recall
 
         work = [(trace, self.todo(trace)) for trace in traces]
-        return run_recall(self.options.model, work, self.options.askings, self.store, self.progress)
+        recall = Recall(max_pages=self.options.recall_pages)
+        return run_recall(self.options.model, work, self.options.askings, recall, self.store, self.progress)
 
     def _key(self, trace: TokenTrace) -> str:
         about = [
