@@ -11,7 +11,7 @@ def test_the_readme_has_these_rows() -> None:
 
 def test_a_written_table_is_read_back_and_says_what_was_skipped() -> None:
     tally, first = Tally(), rows()[0]
-    tally.passed = dict.fromkeys(rows(), 2)
+    tally.passed = dict.fromkeys(rows()[1:], 2)  # a row of which something passed says how many
     tally.skipped = {first: "no server"}
     text = table(tally)
     assert rows_of(text) == rows()

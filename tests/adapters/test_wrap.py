@@ -455,3 +455,20 @@ def test_merging_keeps_each_setting_of_the_inner_one(outer: dict[str, Any], inne
     assert merged == parse_settings({**outer, **inner}, "x")
     assert merged.model_fields_set == a.model_fields_set | b.model_fields_set
     assert parse_settings(merged.as_metadata(), "x") == merged
+
+
+def test_what_a_subgraphs_tools_said_keeps_the_region_of_its_tool() -> None:
+    def work(state: MessagesState) -> dict[str, Any]:
+        call = {"name": "look", "args": {}, "id": "c1"}
+        return {
+            "messages": [AIMessage("", tool_calls=[call]), ToolMessage("seen", tool_call_id="c1"), AIMessage("So.")]
+        }
+
+    inner = StateGraph(MessagesState).add_node(work).add_edge(START, "work").compile()
+    builder = StateGraph(MessagesState).add_node("sub", inner).add_node(work).add_edge(START, "sub")
+    graph = wrap(
+        builder.add_edge("sub", "work").compile(),
+        nodes={"sub": {"output_region": "plan"}, "work": {"output_region": "plan"}},
+    )
+    found = graph.invoke({"messages": [HumanMessage("Go.")]})["messages"]
+    assert [m.type for m in found if m.additional_kwargs.get("memdecay")] == ["ai", "ai", "ai", "tool", "ai"]

@@ -25,6 +25,25 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+SAMPLING: dict[str, tuple[Any, ...]] = {
+    "structural_tag": (
+        "", "x", "{}", "[]", "null", '{"type": "structural_tag"}',
+        '{"type": "structural_tag", "format": {"type": "nope"}}',
+        '{"type": "structural_tag", "format": {"type": "any_text"}}', "[" * 5000, "x" * (2**18 + 1),
+        {"type": "any_text"},
+    ),
+    "logit_bias": (
+        {}, {"5": 1.0}, {"5": 1e9}, {"-1": 0.0}, {"999": 1.0}, {"1000": 1.0}, {"9" * 400: 1.0}, {"\u0665": 1.0},
+        {"a": 1.0}, {"5": "1"}, {"5": None}, [[5, 1.0]], {str(n): 0.5 for n in range(2000)},
+    ),
+    "stop": ([], ["a"], [""], "a", ["a", 5], ["x" * 5000], ["a"] * 65, [["a"]], ["\x00"]),
+    "bad_words": ([], ["a"], [""], " ", [" "], ["x" * 5000], ["a"] * 65, [None], [{"a": 1}]),
+    "seed": (0, -1, 2**63 - 1, -(2**63), 2**63, 1.5, "7", True, [7]),
+    "structured_outputs": ({}, {"regex": "((a{0,300}){0,300}){0,300}"}, {"json": "{"}, {"grammar": "root ::= root"}, 5),
+}  # fmt: skip
+"""Values of sampling fields, good and bad, and of one that the route does not take."""
+
+
 def nested(depth: int) -> Any:
     """Lists and objects inside each other."""
     value: Any = 0
@@ -52,14 +71,18 @@ def hints(random_: random.Random, n_tokens: int) -> dict[str, Any]:
     return message
 
 
-def valid(random_: random.Random) -> tuple[str, dict[str, Any]]:
-    """A request that one of the routes takes."""
+def valid(random_: random.Random, rich: bool = False) -> tuple[str, dict[str, Any]]:
+    """A request that one of the routes takes; a rich one may hold one more sampling field, which may be bad."""
     n_tokens = random_.randrange(2, 60)
     ids = [random_.randrange(VOCABULARY) for _ in range(n_tokens)]
     sent = hints(random_, n_tokens)
     route = random_.choice(("/v1/memdecay/generate", "/v1/chat/completions", "/v1/completions"))
     if route == "/v1/memdecay/generate":
-        return route, {"prompt_token_ids": ids, "sampling": {"max_tokens": 4, "temperature": 0.0}, "hints": sent}
+        sampling: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
+        if rich and random_.random() < 0.5:
+            name = random_.choice(sorted(SAMPLING))
+            sampling[name] = random_.choice(SAMPLING[name])
+        return route, {"prompt_token_ids": ids, "sampling": sampling, "hints": sent}
     stream = random_.random() < 0.5
     if route == "/v1/completions":
         return route, {"prompt": ids, "max_tokens": 4, "stream": stream, "kv_transfer_params": {"memdecay": sent}}
@@ -141,11 +164,11 @@ def written(random_: random.Random, body: Any) -> bytes:
     return text.encode()
 
 
-def payloads(seed: int) -> Iterator[tuple[str, bytes]]:
-    """An endless sequence of (route, body)."""
+def payloads(seed: int, rich: bool = False) -> Iterator[tuple[str, bytes]]:
+    """An endless sequence of (route, body); see `valid`."""
     random_ = random.Random(seed)
     while True:
-        route, body = valid(random_)
+        route, body = valid(random_, rich)
         for _ in range(random_.choice((0, 1, 1, 1, 2, 3))):
             body = mutate(random_, body)
         yield route, written(random_, body)

@@ -22,7 +22,7 @@ from memdecay_adapters.server.wire import GENERATE
 from memdecay_agents.errors import BudgetError, HintsError, MemDecayError, PayloadError, RegionError, SpanError
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.sessions import SessionId
-from tests.server.hostile import nested, payloads
+from tests.server.hostile import SAMPLING, nested, payloads
 from tests.server.limits_for_tests import LIMITS, MINE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -288,11 +288,13 @@ class Scheduled:
 def test_ten_thousand_payloads_are_refused_with_a_reason_or_harm_nobody() -> None:
     controller = EvictionController(EngineSettings(config=LIMITS.config), 16, 128, LIMITS.pool.total_pages)
     reasons, served = [], 0
-    for number, (path, body) in enumerate(itertools.islice(payloads(seed=4), 10_000)):
+    fields: dict[str, set[str]] = {"taken": set(), "refused": set()}
+    for number, (path, body) in enumerate(itertools.islice(payloads(seed=4, rich=True), 10_000)):
         try:
             if path == GENERATE:
                 ids, _, hints = check_call(body, MINE, LIMITS)
                 message: Any = hints.to_extra_args()
+                fields["taken"].update(json.loads(body)["sampling"])
             else:
                 parsed = passed(path, body)
                 transfer = parsed.get("kv_transfer_params") or {}
@@ -301,6 +303,7 @@ def test_ten_thousand_payloads_are_refused_with_a_reason_or_harm_nobody() -> Non
                 message = {"kv_transfer_params": transfer}
         except MemDecayError as error:
             reasons.append((error.where, error.rule, error.remedy))
+            fields["refused"].add(error.where.partition("sampling.")[2].partition(".")[0])
             continue
         served += 1
         told = RequestHints.from_extra_args(message.get("kv_transfer_params", message))
@@ -313,5 +316,7 @@ def test_ten_thousand_payloads_are_refused_with_a_reason_or_harm_nobody() -> Non
         controller._plain.clear()
         controller._holders.clear()
     assert all(all(reason) for reason in reasons)
+    assert fields["taken"] >= SAMPLING.keys() - {"structured_outputs"}
+    assert fields["refused"] >= SAMPLING.keys()
     assert len(reasons) > 4000
     assert served > 1000

@@ -254,8 +254,8 @@ def test_nobody_there_is_said() -> None:
         asyncio.run(model.ainvoke("hi"))
 
 
-def test_the_wrong_key_is_refused_by_the_gate_or_before_it(url: str) -> None:
-    # the fake server has no authentication in front: vLLM's answers 401 there
+def test_another_key_is_another_tenant(url: str) -> None:
+    # the fake server has no authentication in front: vLLM's answers 401 to a key that it does not know
     with RemoteEngine(url, api_key="another key") as stranger:
         assert stranger.sessions()[0].agent != Tenants([KEY], b"secret").of(f"Bearer {KEY}")
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from langchain_core.utils import secret_from_env
 from pydantic import Field, SecretStr, model_validator
 
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
@@ -36,7 +37,7 @@ class ChatMemDecayRemote(ChatMemDecay):
 
     base_url: str = "http://127.0.0.1:8000"
     """Of the server, with or without a trailing "/v1"."""
-    api_key: SecretStr | None = None
+    api_key: SecretStr | None = Field(default_factory=secret_from_env(API_KEY_VARIABLE, default=None))
     """Names the tenant, too: sessions of different keys share nothing. None: MEMDECAY_API_KEY, or an open server."""
     tokenizer: Any = Field(default=None, exclude=True, repr=False)
     """The model's tokenizer, its folder or Hugging Face id; None: the server's model name says where."""
@@ -91,7 +92,8 @@ class ChatMemDecayRemote(ChatMemDecay):
         return None  # the server's
 
     def _address(self) -> tuple[str, str | None, Any, float | None]:
-        key = self.api_key.get_secret_value() if self.api_key is not None else os.environ.get(API_KEY_VARIABLE) or None
+        given = self.api_key.get_secret_value() if self.api_key is not None else None
+        key = given or os.environ.get(API_KEY_VARIABLE) or None
         return self.base_url, key, self.tokenizer, self.read_timeout_seconds
 
     # ---- what the model is

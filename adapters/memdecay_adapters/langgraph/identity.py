@@ -35,7 +35,8 @@ def agent_path(metadata: Mapping[str, Any], agent: str | None = None) -> str:
 
     First match wins: ``agent`` (the ``agent`` setting), ``lc_agent_name`` (set by ``create_agent(name=)``),
     the checkpoint namespace without task ids, ``"default"``. The node's name alone would be ambiguous:
-    every ``create_agent`` calls its model node ``model``.
+    every ``create_agent`` calls its model node ``model``. An unnamed ``create_agent`` that a tool of a named one runs
+    inherits ``lc_agent_name``, and no metadata tells it from a named one there: it counts for the outer agent.
 
     Args:
         metadata: ``run_manager.metadata``. ``langgraph_checkpoint_ns`` is preferred to ``checkpoint_ns``,

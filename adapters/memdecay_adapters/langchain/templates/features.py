@@ -162,12 +162,16 @@ class _Probe:
         tools: list[dict[str, Any]] | None,
         reasoning_keys: list[str],
     ) -> TextWithCalls:
-        """The first style in which text comes out with calls, in the newest turn and in an older one."""
+        """The first style in which text comes out with calls: in the newest turn, in an older one, behind results."""
         results = [] if result is None else [result]
         after = [*results, {"role": "assistant", "content": _REPLY}, user]
 
         def comes_out(*turn: dict[str, Any]) -> bool:
-            return all(self.shows([user, *turn, *rest], _TEXT, _VALUE, tools=tools) for rest in (results, after))
+            return all(
+                self.shows([user, *before, *turn, *rest], _TEXT, _VALUE, tools=tools)
+                for before in ((), (calling, *results))
+                for rest in (results, after)
+            )
 
         beside, text = {**calling, "content": _TEXT}, {"role": "assistant", "content": _TEXT}
         thought = dict.fromkeys(reasoning_keys[:1], _THOUGHT)
