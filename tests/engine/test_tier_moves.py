@@ -44,7 +44,7 @@ class Conversations:
             model.end(name)
         elif draw.random() < 0.03:
             model.preempt(name)
-        elif not model.step(name, draw.randrange(1000)):
+        elif not model.step(name, draw.randrange(1000), draw.choice((64, 64, 63, 30))):
             self.make_room(agent)
         for agent_, running in list(self.running.items()):
             if running in model.requests:

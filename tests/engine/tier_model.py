@@ -135,7 +135,7 @@ class TierModel:
         self.requests[name] = request
         return request
 
-    def step(self, name: str, evidence_seed: int) -> bool:
+    def step(self, name: str, evidence_seed: int, most_tokens: int = CHUNK) -> bool:
         """Compute one chunk or token of a request; False: there is no room for it now."""
         request, controller = self.requests[name], self.controller
         if name not in self.rows:
@@ -156,7 +156,7 @@ class TierModel:
         row, before = self.rows[name], request.num_computed_tokens
         if row:
             self.drop_pages(row, controller.pages_to_evict(name, held_pages(row), len(row), before))
-        tokens = min(request.num_tokens - before, CHUNK)
+        tokens = min(request.num_tokens - before, most_tokens)
         needed = -(-(before + tokens) // PAGE) - len(row)
         if needed > len(self.free):
             return False
