@@ -52,7 +52,9 @@ def complete(text: str, runs: Sequence[Run], entries: Sequence[dict[str, Any]]) 
     lost = [piece for piece in _pieces(entries) if piece.origin not in written]
     if not lost:
         return Checked(list(runs), [], [])
-    completed, found, missing = list(runs), [], []
+    completed = list(runs)
+    found: list[Piece] = []
+    missing: list[Piece] = []
     for piece in lost:
         (found if _place(text, completed, piece) else missing).append(piece)
     return Checked(completed, found, missing)
