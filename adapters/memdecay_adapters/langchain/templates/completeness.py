@@ -56,7 +56,10 @@ def complete(text: str, runs: Sequence[Run], entries: Sequence[dict[str, Any]]) 
     found: list[Piece] = []
     missing: list[Piece] = []
     for piece in lost:
-        (found if _place(text, completed, piece) else missing).append(piece)
+        if _place(text, completed, piece):
+            found.append(piece)
+        elif piece.text not in text:  # a template may write "42" as a number, whose characters have no origin
+            missing.append(piece)
     return Checked(completed, found, missing)
 
 
