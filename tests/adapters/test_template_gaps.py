@@ -40,6 +40,7 @@ GAPS: dict[str, list[BaseMessage]] = {
     "text beside a call": [HumanMessage("Go."), CALLING, RESULT],
     "text beside an older call": [HumanMessage("Go."), CALLING, RESULT, AIMessage("DONEWORD"), HumanMessage("On.")],
     "text beside a second call": [HumanMessage("Go."), CALLING, RESULT, AGAIN, SECOND],
+    "a number as result": [HumanMessage("Go."), CALLING, ToolMessage("1234567", tool_call_id="c1")],
     "answer, then a call": [HumanMessage("Go."), AIMessage("FIRSTWORD"), CALLING, RESULT],
     "two systems": [SystemMessage("ONEWORD"), SystemMessage("TWOWORD"), HumanMessage("Go.")],
     "system later": [HumanMessage("Go."), AIMessage("So."), SystemMessage("LATERWORD"), HumanMessage("ASKWORD")],

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from memdecay_adapters.langchain.templates.fallback import MIN_ANCHOR_CHARS
 from memdecay_adapters.langchain.templates.json_text import strings_in
-from memdecay_adapters.langchain.templates.origin import Origin, Run
+from memdecay_adapters.langchain.templates.origin import Inherit, Origin, Run
 from memdecay_adapters.langchain.templates.taint import plain, runs_of
 
 
@@ -56,7 +56,10 @@ def complete(text: str, runs: Sequence[Run], entries: Sequence[dict[str, Any]]) 
     found: list[Piece] = []
     missing: list[Piece] = []
     for piece in lost:
-        (found if _place(text, completed, piece) else missing).append(piece)
+        if _place(text, completed, piece):
+            found.append(piece)
+        elif not _too_short_to_tell(text, piece) and not _is_in_a_number(text, runs, piece):
+            missing.append(piece)
     return Checked(completed, found, missing)
 
 
@@ -75,6 +78,20 @@ def _place(text: str, runs: list[Run], piece: Piece) -> bool:
                 cut: list[Run] = [(at - position, None), (len(piece.text), piece.origin), (rest, None)]
                 runs[number : number + 1] = [run for run in cut if run[0]]
                 return True
+        position += length
+    return False
+
+
+def _too_short_to_tell(text: str, piece: Piece) -> bool:
+    return len(piece.text) < MIN_ANCHOR_CHARS and piece.text in text
+
+
+def _is_in_a_number(text: str, runs: Sequence[Run], piece: Piece) -> bool:
+    """Whether a template wrote it as a number ("42" as 42), whose characters have no origin."""
+    position = 0
+    for length, source in runs:
+        if isinstance(source, Inherit) and piece.text in text[position : position + length]:
+            return True
         position += length
     return False
 
