@@ -64,7 +64,7 @@ class Invariants:
         controller.check_integrity(held)
         totals = controller.ledger.summary()
         assert totals.freed_pinned == 0
-        assert set(totals.evicted_by_reason) <= {"over_budget", "pool_pressure", "swapped_out"}
+        assert set(totals.evicted_by_reason) <= {"over_budget", "superseded", "pool_pressure", "swapped_out"}
         reserved = controller.admission.reservations()
         budgets = [tracked.budget for name, _ in reserved if (tracked := controller._requests.get(name)) is not None]
         if len(reserved) > 1 and any(budget is not None for budget in budgets):

@@ -22,9 +22,10 @@ from memdecay_adapters.engine.events import (
     MAX_LABEL_VALUES,
     MEASUREMENTS,
     REFRESHED_TOKENS,
+    TIER_COUNTERS,
     EngineEvents,
 )
-from memdecay_adapters.engine.gauges import GAUGES, HELD_PAGES, GaugeSample, GaugeSchedule
+from memdecay_adapters.engine.gauges import GAUGES, HELD_PAGES, TIER_GAUGES, GaugeSample, GaugeSchedule
 from memdecay_adapters.engine.measurement_counts import count_measurement
 from memdecay_adapters.engine.metrics import EventDeltas
 from memdecay_adapters.engine.results import RetentionSummary
@@ -103,7 +104,10 @@ def test_measuring_and_planning_are_counted_with_what_they_did(engine):
 def test_every_counter_is_documented_and_named_by_convention(engine):
     ask(engine)
     families = {family.name: family for family in text_string_to_metric_families(engine.metrics_text())}
+    assert not {spec.name for spec in (*TIER_COUNTERS, *TIER_GAUGES)} & families.keys(), "there is no host tier"
     for name, spec in COUNTERS.items():
+        if spec in TIER_COUNTERS:
+            continue
         assert families[name].type == "counter"
         assert families[name].documentation == spec.help
         assert name.startswith("memdecay_")
@@ -248,7 +252,7 @@ def test_vllms_own_registry_serves_them_and_a_budget_that_never_bound_is_warned_
         )  # fmt: skip
         assert served == result.retention.freed_by_region["retrieval"]
         labels = {"model_name": engine.model_path, "engine": "0"}
-        for spec in GAUGES.values():
+        for spec in (one for one in GAUGES.values() if one not in TIER_GAUGES):
             found = [
                 sample.value
                 for family in REGISTRY.collect()

@@ -108,7 +108,8 @@ def test_create_agent_as_a_node_with_a_response_format() -> None:
     assert done.by_agent() == {"worker": {256}}
     assert {call.keywords["tool_choice"] for call in done.calls} == {"any"}
     assert regions(done.result)[0] is None
-    assert set(regions(done.result)[1:]) == {"plan"}
+    written = zip(done.result["messages"], regions(done.result), strict=True)
+    assert {region for message, region in written if isinstance(message, AIMessage)} == {"plan"}
 
 
 def hands_over(messages: Sequence[BaseMessage], tools: Sequence[str]) -> str | AIMessage:

@@ -71,7 +71,7 @@ REFRESHED_TOKENS = CounterSpec(
 )
 MEASUREMENTS = CounterSpec("memdecay_measurements", "Measurements of a request's attention.", ("agent",))
 MEASUREMENT_SECONDS = CounterSpec(
-    "memdecay_measurement_seconds", "Time that the slowest worker spent measuring attention (its host).", (), 1e-9
+    "memdecay_measurement_seconds", "Time that the slowest worker spent measuring attention, on its CPU.", (), 1e-9
 )
 PLANNING_SECONDS = CounterSpec("memdecay_planning_seconds", "Time spent planning and booking evictions.", (), 1e-9)
 RECALLS = CounterSpec(
