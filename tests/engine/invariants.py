@@ -121,7 +121,10 @@ class Invariants:
             submitted = self.live[public_id(request_id)]
             computed_before = request.num_computed_tokens - tokens
             holes = frozenset(page for page, block in enumerate(row) if block.is_null)
-            assert len(row) == -(-request.num_computed_tokens // PAGE)
+            tracked = controller._requests.get(request_id)
+            # a turn that is computed again keeps its pages, and may take several steps where others share the chunk
+            again_until = 0 if tracked is None else tracked.recall.rerun_until
+            assert len(row) == -(-max(request.num_computed_tokens, again_until) // PAGE)
             assert not holes & submitted.pinned_pages, f"pinned pages {holes & submitted.pinned_pages} are gone"
             budget_pages = submitted.budget_pages(request.num_tokens)
             decoding = request.num_tokens - computed_before <= 1
