@@ -2,8 +2,8 @@
 
 The model is SmolLM2-135M-Instruct, float32. Greedy, it repeats itself for ever inside the strings of a schema; a
 repetition penalty ends them. Tests that the suite skips by itself are those of images, audio, PDFs (the engine
-refuses such blocks, see below), ``test_serdes`` (LangChain loads only classes that it lists itself) and, for the embedded
-model, ``test_init_from_env``: no environment variable sets anything of it. The remote one's API key is tested.
+refuses such blocks, see below), ``test_serdes`` (LangChain loads only classes that it lists itself) and, for the
+embedded model, ``test_init_from_env``: no environment variable sets anything of it. The remote one's API key is tested.
 """
 
 from __future__ import annotations
