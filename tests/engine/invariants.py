@@ -135,13 +135,16 @@ class Invariants:
             if request.num_computed_tokens == request.num_tokens:
                 life.sampled.append(request.num_tokens - 1)
             clean = life.sight.clean_tokens
+            returned = tracked is not None and bool(controller.ledger.returns(tracked.state.key))
             for page, block in enumerate(row):
                 end = (page + 1) * PAGE
                 if block.block_hash is not None:
                     assert clean is None or end <= clean, f"page {page} is published and saw a context with holes"
                 elif not block.is_null:
                     private = end > computed_before or (clean is not None and end > clean)
-                    private = private or page in life.sight.ever_gone  # it came back
+                    # it came back, or was computed behind one that did: whether all were there again is not looked at
+                    private = private or page in life.sight.ever_gone
+                    private = private or (returned and any(gone < page for gone in life.sight.ever_gone))
                     assert private, f"page {page} is complete and was not published"
 
     @staticmethod
