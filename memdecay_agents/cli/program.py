@@ -31,7 +31,7 @@ class Program(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             raise typer.Exit(ExitCode.interrupted) from None
-        except Exception as error:
+        except Exception as error:  # whatever it is ends as a panel and an exit code; --debug shows it whole
             ends_well = isinstance(error, typer.Abort) or hasattr(error, "exit_code")  # what typer itself says
             closed_pipe = isinstance(error, OSError) and error.errno == errno.EPIPE
             if ends_well or closed_pipe or ctx.params.get("debug"):

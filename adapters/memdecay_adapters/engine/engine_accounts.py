@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from memdecay_adapters.engine.engine_part import EnginePart
 from memdecay_agents.errors import ConfigError, EngineError
 from memdecay_agents.ledger import Ledger
 from memdecay_agents.regions import ClockUnit
@@ -14,23 +15,15 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from memdecay_adapters.engine.agent_tallies import AgentTally
-    from memdecay_adapters.engine.engine_thread import EngineThread
-    from memdecay_adapters.engine.inprocess import EngineInternals, PoolStats
+    from memdecay_adapters.engine.inprocess import PoolStats
     from memdecay_adapters.engine.metrics import Snapshot
     from memdecay_agents.calibration.lifetimes import Lifetimes
-    from memdecay_agents.config import MemDecayConfig
 
 
-class Accounts:
+class Accounts(EnginePart):
     """What `MemDecayEngine` counts; only `record_lifetimes` changes what it does."""
 
-    config: MemDecayConfig
-    _thread: EngineThread
-    _internals: EngineInternals
     _metrics: CollectorRegistry
-
-    def _check_usable(self) -> None:
-        raise NotImplementedError
 
     def pool_stats(self) -> PoolStats:
         """The block pool between two steps, in pages."""

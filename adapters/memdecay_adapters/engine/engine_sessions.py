@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from memdecay_adapters.engine.engine_part import EnginePart
 from memdecay_adapters.engine.tier.wishing import wish_for
 from memdecay_agents.errors import EngineError
 from memdecay_agents.recall.wishes import RecallWish
@@ -11,30 +13,21 @@ from memdecay_agents.recall.wishes import RecallWish
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from memdecay_adapters.engine.engine_thread import EngineThread
-    from memdecay_adapters.engine.inprocess import EngineInternals
     from memdecay_adapters.engine.tier.settings import HostTier
-    from memdecay_agents.config import MemDecayConfig
 
 DEFAULT_TENANT = "default"
 """The tenant of requests that name none."""
 
 
-class Sessions:
+class Sessions(EnginePart):
     """What can be done with sessions beside asking in them."""
 
-    config: MemDecayConfig
     host_tier: HostTier | None
-    _thread: EngineThread
-    _internals: EngineInternals
-
-    def _check_usable(self) -> None:
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's own tokenizer (transformers)."""
-        raise NotImplementedError
 
     def close_sessions(self, thread_id: str | None = None, *, tenant: str | None = None) -> int:
         """Give back the pages of idle sessions, and do not keep those of requests that still run.

@@ -6,27 +6,18 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from memdecay_adapters.engine.engine_part import EnginePart
 from memdecay_agents.errors import EngineError
 
 if TYPE_CHECKING:
-    from memdecay_adapters.engine.engine_thread import EngineThread
-    from memdecay_adapters.engine.inprocess import EngineInternals
-    from memdecay_agents.config import MemDecayConfig
     from memdecay_agents.live import EngineSnapshot, LivePage
     from memdecay_agents.pictures import MemoryHistory
 
 
-class Looking:
+class Looking(EnginePart):
     """What `MemDecayEngine` shows of itself; nothing here changes it."""
 
-    config: MemDecayConfig
-    model_name: str
-    _thread: EngineThread
-    _internals: EngineInternals
     _pages: weakref.WeakSet[LivePage] | None = None
-
-    def _check_usable(self) -> None:
-        raise NotImplementedError
 
     def snapshot(self, tenant: str | None = None) -> EngineSnapshot:
         """Agents, sessions, pages by region, budget use, evictions and tokens per second, now.

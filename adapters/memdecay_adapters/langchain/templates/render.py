@@ -85,7 +85,7 @@ class ChatTemplate:
                 rule=f"it is no valid Jinja template: {error.message}".rstrip("."),
                 remedy="Correct that line, or leave chat_template out: the tokenizer's own is used then.",
             ) from error
-        except Exception as error:
+        except Exception as error:  # templates refuse with exceptions of their own making
             raise UnsupportedError(
                 where=f"chat template of {self.name}",
                 rule=f"it refuses the conversation: {type(error).__name__}: {error}".rstrip("."),
