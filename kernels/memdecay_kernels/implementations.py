@@ -1,7 +1,8 @@
 """Which implementation serves an operation: the native library where it was built, else the torch reference.
 
 `MEMDECAY_KERNELS` chooses by name: ``auto`` (default), ``reference``, or an instruction set of the native library
-(``portable``, ``avx2``, ``avx512``, ``amx``), which is refused where the processor or the build lacks it.
+(``portable``, ``avx2``, ``avx512``, ``avx512bf16``, ``amx``), which is refused where the processor or the build lacks
+it.
 """
 
 from __future__ import annotations

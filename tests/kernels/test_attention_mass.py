@@ -90,15 +90,21 @@ def test_the_definition_is_a_direct_softmax(page, kv_heads, group, window, pages
 
 
 @st.composite
-def batches(draw):
-    """Ragged requests over one pool: queries, packed keys, layout, rows and options."""
-    kind = draw(st.sampled_from([*LAYOUTS, "plain"]))
+def batches(draw, kinds=(*LAYOUTS, "plain"), matrices=False):
+    """Ragged requests over one pool: queries, packed keys, layout, rows and options.
+
+    ``matrices``: only shapes for which processors multiply bfloat16 matrices.
+    """
+    kind = draw(st.sampled_from(kinds))
     page = draw(st.sampled_from([16, 32] if kind == "pairs" else [8, 16, 24, 32]))
     head_dim = draw(
         st.sampled_from([2, 8, 32, 64, 96, 128, 160]) if kind == "pairs" else st.sampled_from([3, 8, 20, 64])
     )
     kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 5))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    if matrices:
+        page, dtype = draw(st.sampled_from([32, 48, 64])), torch.bfloat16
+        head_dim = draw(st.sampled_from([32, 64, 96, 128] if kind == "pairs" else [2, 6, 20, 64, 128]))
     requests = draw(st.integers(1, 4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     magnitude = draw(st.sampled_from([0.05, 1.0, 40.0]))
@@ -113,7 +119,7 @@ def batches(draw):
     # queries and keys are slices of larger tensors, as an engine passes them; what is not theirs is NaN
     fused = torch.full((int(ends[-1]) + 1, 2, kv_heads * group, head_dim), float("nan"))
     fused[:, 0] = torch.randn(fused[:, 0].shape, generator=generator)
-    query = fused.to(draw(st.sampled_from([dtype, torch.float32])))[:, 0]
+    query = fused.to(dtype if matrices else draw(st.sampled_from([dtype, torch.float32])))[:, 0]
     keys = (torch.randn(pool, kv_heads, page, head_dim, generator=generator) * magnitude).to(dtype)
     for row, length in enumerate(lengths):  # behind a context the memory is anything
         if length % page:
@@ -127,12 +133,12 @@ def batches(draw):
         packed = layout.pack(keys)
         cache = torch.cat([packed, torch.full_like(packed, float("nan"))], dim=-1)[..., : packed.shape[-1]]
     rows = (table, torch.tensor(lengths).int(), ends.int(), torch.tensor(windows).int())
-    options = draw(st.sampled_from(["mean", "max"])), draw(st.booleans()), draw(st.sampled_from([0.125, 1.0, -0.5]))
-    return query, cache, layout, rows, options
+    scale = draw(st.sampled_from([0.125, 1.0, -0.5, 0.0]))
+    return query, cache, layout, rows, (draw(st.sampled_from(["mean", "max"])), draw(st.booleans()), scale)
 
 
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(batches())
+@given(st.one_of(batches(), batches(kinds=("pairs", "columns"), matrices=True)))
 def test_every_implementation_agrees_with_the_definition(implementation, batch):
     query, cache, layout, rows, (reduce, accumulate, scale) = batch
     table, lengths, ends, windows = rows

@@ -31,7 +31,8 @@ _X86_SETS = {
     "portable": [],
     "avx2": _AVX2,
     "avx512": _AVX512,
-    "amx": [*_AVX512, "-mamx-tile", "-mamx-bf16"],
+    "avx512bf16": [*_AVX512, "-mavx512bf16"],
+    "amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from memdecay_kernels.native import build
 from memdecay_kernels.native.warning import warn_without_native
 
-NAMES = ("portable", "avx2", "avx512", "amx")
+NAMES = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 OPERATIONS = (
     "attention_mass",
     "read_keys",

@@ -20,6 +20,7 @@ const Table& table_portable();
 #if defined(__x86_64__)
 const Table& table_avx2();
 const Table& table_avx512();
+const Table& table_avx512bf16();
 const Table& table_amx();
 
 // Linux gives a process the matrix unit's large state on request only, once.
@@ -35,11 +36,12 @@ static bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+static bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 static bool has_amx() {
   uint32_t a = 7, b, c = 0, d;
   __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   const bool tile = d >> 24 & 1, bf16 = d >> 22 & 1;
-  return tile && bf16 && has_avx512() && amx_granted();
+  return tile && bf16 && has_avx512bf16() && amx_granted();
 }
 #endif
 
@@ -50,13 +52,14 @@ static const Table* const* tables() {
 #if defined(__x86_64__)
       has_avx2() ? &table_avx2() : nullptr,
       has_avx512() ? &table_avx512() : nullptr,
+      has_avx512bf16() ? &table_avx512bf16() : nullptr,
       has_amx() ? &table_amx() : nullptr,
 #endif
   };
   return found;
 }
 #if defined(__x86_64__)
-constexpr int kTables = 4;
+constexpr int kTables = 5;
 #else
 constexpr int kTables = 1;
 #endif
