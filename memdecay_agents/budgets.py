@@ -134,4 +134,4 @@ def check_budget(
             + (f", up to {max_new_tokens} generated tokens of the pinned region '{output}'" if output else "")
             + f", {config.sink_pages} sink, the last {config.recent_tokens} tokens, 1 being written)"
         )
-    raise BudgetError(where=f"agent '{hints.agent}', turn {hints.turn}", rule=rule, remedy=remedy)
+    raise BudgetError(where=hints.where, rule=rule, remedy=remedy)

@@ -57,8 +57,8 @@ class RequestHints(BaseModel):
     agent: _Name = ""
     """Path of the agent or node in its graph."""
 
-    turn: _Count = 0
-    """How many turns the session had before this one."""
+    turn: _Count | None = None
+    """How many turns the session had before this one; None: as many as it took in."""
 
     base: _Count = 0
     """Index of the first token that is new in this turn; the spans begin here."""
@@ -150,6 +150,11 @@ class RequestHints(BaseModel):
         if self.budget_tokens is not None:
             return FixedBudget(tokens=self.budget_tokens)
         return self.budget if self.budget is not None else config.budget_of(self.agent)
+
+    @property
+    def where(self) -> str:
+        """Whose request it is, for an error's text."""
+        return f"agent '{self.agent}'" + ("" if self.turn is None else f", turn {self.turn}")
 
     @property
     def session_id(self) -> SessionId:

@@ -76,6 +76,8 @@ class SessionState:
         self.share_pages: int | None = None
         """What the pool gives a session whose budget is a share of it; set by the engine."""
         self.turn = 0
+        self.turns_begun = 0
+        """Turns that this session took in, repeated ones included."""
         self.steps = 0
         """Engine steps that computed what the session holds, since it began or was preempted."""
         self.messages: tuple[tuple[int, int], ...] = ()
@@ -121,12 +123,13 @@ class SessionState:
         hints.check(n_prompt_tokens, self.config)
         if hints.base > self.tokens.n_tokens:
             raise SpanError(
-                where=f"agent '{hints.agent}', turn {hints.turn}",
+                where=hints.where,
                 rule=f"base {hints.base} is beyond the {self.tokens.n_tokens} tokens that this session has",
                 remedy="Send base 0 with spans for the whole prompt: the session's state is gone.",
             )
         self.rewind(hints.base)
-        self.turn = hints.turn
+        self.turn = self.turns_begun if hints.turn is None else hints.turn
+        self.turns_begun += 1
         self.agent = hints.agent or self.agent
         self.budget = hints.agent_budget(self.config)
         self.share_pages = None

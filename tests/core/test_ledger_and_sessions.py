@@ -347,6 +347,16 @@ def test_a_second_turn_goes_on_where_the_first_ended():
     assert {e.turn for e in state.ledger.entries()} == {1}
 
 
+def test_turns_that_a_client_does_not_number_are_counted():
+    state = session(spans=[Span(0, 100, "system"), Span(100, 320, "user")])
+    seen = [state.turn]
+    for end in (330, 340):
+        state.begin_turn(RequestHints(agent="a", base=320, spans=[Span(320, end, "user")]), end)
+        seen.append(state.turn)
+    state.begin_turn(RequestHints(agent="a", turn=9, base=320, spans=[Span(320, 350, "user")]), 350)
+    assert [*seen, state.turn] == [0, 1, 2, 9]
+
+
 def test_a_rewind_gives_back_the_pages_beyond():
     state = session(budget_tokens=256)
     held, _ = run(state, [], 0, 320)

@@ -86,7 +86,7 @@ class SessionTurns(RequestAdmission):
                 hints.check(request.num_prompt_tokens, self.config)
             if hints is not None and hints.base:
                 raise SpanError(
-                    where=f"agent '{hints.agent}', turn {hints.turn}",
+                    where=hints.where,
                     rule=f"the spans begin at token {hints.base}, and this engine is sent whole prompts",
                     remedy="Send base 0 with spans for the whole prompt; what a session holds is found here.",
                 )
