@@ -7,7 +7,7 @@ row, and with many events times are rounded to a coarser grid; totals stay exact
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,7 +68,8 @@ class SessionChart:
     """One session's pictures."""
 
     session: str
-    agent: str
+    name: str
+    """What tells it from the others of the picture: its agent, and its session where an agent has several."""
     page_size_tokens: int
     budget_tokens: int | None
     end_at: int
@@ -90,8 +91,22 @@ class SessionChart:
     peak_tokens: int = 0
 
 
-def session_chart(session: SessionHistory) -> SessionChart:
-    """Make a session's chart."""
+def session_charts(sessions: Sequence[SessionHistory]) -> list[SessionChart]:
+    """Make the charts of one picture."""
+    agents = Counter(session.agent for session in sessions)
+    return [
+        session_chart(session, session.agent if agents[session.agent] == 1 else _with_session(session))
+        for session in sessions
+    ]
+
+
+def _with_session(session: SessionHistory) -> str:
+    _, _, within_tenant = session.session.partition("/")
+    return f"{session.agent} ({within_tenant or session.session})"
+
+
+def session_chart(session: SessionHistory, name: str = "") -> SessionChart:
+    """Make one session's chart, with its agent as its name by default."""
     lives = page_lives(session)
     pages = session.total_pages
     per_row = max(1, -(-pages // MOST_ROWS))
@@ -106,7 +121,7 @@ def session_chart(session: SessionHistory) -> SessionChart:
     left = [timed.event for timed in lives.events if timed.event.state.value != "held"]
     return SessionChart(
         session=session.session,
-        agent=session.agent,
+        name=name or session.agent or "(no name)",
         page_size_tokens=session.page_size_tokens,
         budget_tokens=session.budget_tokens,
         end_at=lives.end_at,

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from memdecay_agents.pictures.charts import SessionChart, session_chart
+from memdecay_agents.pictures.charts import SessionChart, session_charts
 from memdecay_agents.pictures.files import write_whole
 from memdecay_agents.pictures.history import MemoryHistory
 from memdecay_agents.pictures.memory_png import priority_curve
@@ -35,7 +35,7 @@ def web_file(name: str) -> str:
 def page_data(history: MemoryHistory, title: str = "") -> dict[str, Any]:
     """All that the page shows, as JSON types."""
     longest = sorted(range(len(history.sessions)), key=lambda number: -history.sessions[number].total_pages)
-    charts = [session_chart(history.sessions[number]) for number in longest[:MOST_SESSIONS]]
+    charts = session_charts([history.sessions[number] for number in longest[:MOST_SESSIONS]])
     names = [region for chart in charts for region in (*(row.region for row in chart.rows), *_regions(chart))]
     regions = in_usual_order([*names, *(priority.region for priority in history.priorities)])
     colours, hatches = region_colours(regions), region_hatches(regions)

@@ -12,7 +12,7 @@ import numpy as np
 from memdecay_agents.calibration.fits import decay
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.pictures.canvas import MATPLOTLIB_HATCHES, dress, new_figure, theme_named, thin_hatch
-from memdecay_agents.pictures.charts import SessionChart, session_chart
+from memdecay_agents.pictures.charts import SessionChart, session_charts
 from memdecay_agents.pictures.files import write_whole
 from memdecay_agents.pictures.history import MemoryHistory, RegionPriority
 from memdecay_agents.pictures.palette import (
@@ -51,7 +51,7 @@ def draw_memory(history: MemoryHistory, path: str | Path, *, theme: str = "light
             where="picture", rule="there is no session to draw", remedy="Give a ledger with evictions, or an export."
         )
     chosen = sorted(history.sessions, key=lambda session: -session.total_pages)[:MOST_SESSIONS]
-    charts = [session_chart(session) for session in chosen]
+    charts = session_charts(chosen)
     figure = new_figure(13.0, 3.4 * len(charts) + 3.4, colours)
     grid = figure.add_gridspec(len(charts) + 1, 6)
     for number, chart in enumerate(charts):
@@ -105,7 +105,7 @@ def draw_map(axes: Axes, chart: SessionChart, theme: Theme) -> None:
     axes.set_xlim(0, max(chart.end_at, 1))
     axes.set_ylim(max(chart.pages, 1) * size, 0)
     grouped = f", {chart.pages_per_row} pages a row" if chart.pages_per_row > 1 else ""
-    dress(axes, theme, f"{_short(chart.agent)}: kept over time{grouped}; x: left the cache", "tokens computed",
+    dress(axes, theme, f"{_short(chart.name)}: kept over time{grouped}; x: left the cache", "tokens computed",
           "token position")  # fmt: skip
     _legend(axes, regions, theme, any(mark.reason == "swapped_out" for mark in chart.marks))
 
@@ -140,7 +140,7 @@ def _draw_agents(axes: Axes, charts: Sequence[SessionChart], theme: Theme) -> No
         held = np.sum([np.asarray(column) for column in chart.memory.held.values()], axis=0)
         axes.step(chart.memory.at, held, where="post", color=colours[number], linestyle=_LINES[number % len(_LINES)],
                   marker=_MARKERS[number], markevery=max(len(held) // 6, 1), markersize=4, linewidth=1.3,
-                  label=_short(chart.agent))  # fmt: skip
+                  label=_short(chart.name))  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     dress(axes, theme, "memory by agent", "tokens computed", "tokens held")
@@ -157,7 +157,7 @@ def _draw_budgets(axes: Axes, charts: Sequence[SessionChart], theme: Theme) -> N
     if known:
         axes.plot([budget for _, budget in known], [place for place, _ in known], linestyle="none", marker="|",
                   markersize=22, markeredgewidth=2.4, color=theme.budget, label="budget")  # fmt: skip
-    axes.set_yticks(places, [_short(chart.agent) for chart in charts], parse_math=False)
+    axes.set_yticks(places, [_short(chart.name) for chart in charts], parse_math=False)
     axes.set_ylim(len(charts) - 0.4, -0.6)
     dress(axes, theme, "budget use", "tokens held", "")
     _key(axes, theme)

@@ -15,7 +15,7 @@ from memdecay_agents import EvictionReason, Ledger, LedgerEntry, MemDecayConfig
 from memdecay_agents.errors import ConfigError, LedgerError
 from memdecay_agents.pictures import MemoryHistory, draw_memory, history_of_ledger, write_memory_page
 from memdecay_agents.pictures import charts as charts_module
-from memdecay_agents.pictures.charts import session_chart
+from memdecay_agents.pictures.charts import session_chart, session_charts
 from memdecay_agents.pictures.history import (
     PageEvent,
     PageRun,
@@ -361,3 +361,15 @@ def test_where_a_page_went_is_told_by_what_came_back_and_by_what_is_in_host_memo
     host, held, gone = PageState.host, PageState.held, PageState.evicted
     assert [event.state for event in events] == [host, gone, host, held, host, host, held]
     assert [event.state for event in events_of(moves)] == [host, gone, gone, held, gone, host, held]
+
+
+def test_sessions_of_one_agent_have_names_that_tell_them_apart():
+    sessions = [
+        SessionHistory(
+            session=f"acme/{thread}/{agent}/", agent=agent, page_size_tokens=SIZE, computed_tokens=64, events=()
+        )
+        for thread, agent in (("t1", "planner"), ("t1", "worker"), ("t2", "planner"))
+    ]
+    names = [chart.name for chart in session_charts(sessions)]
+    assert names == ["planner (t1/planner/)", "worker", "planner (t2/planner/)"]
+    assert session_chart(sessions[0]).name == "planner"

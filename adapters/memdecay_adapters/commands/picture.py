@@ -74,7 +74,7 @@ def _totals(history: MemoryHistory) -> list[dict[str, Any]]:
     return [
         {
             "session": chart.session,
-            "agent": chart.agent,
+            "agent": chart.name,
             "page_size_tokens": chart.page_size_tokens,
             "budget_tokens": chart.budget_tokens,
             "pages": chart.pages,

@@ -157,11 +157,11 @@ function toggles() {
 function sessionPart(holder, chart) {
   const grouped = chart.pages_per_row > 1 ? ` A row is ${chart.pages_per_row} pages: the fuller its colour, the more of them are held.` : "";
   const coarse = chart.time_grid > 1 ? ` Times are rounded to ${number(chart.time_grid)} tokens.` : "";
-  const map = section(holder, `What ${chart.agent || "(no name)"} kept`, `A row for each page, from the moment it was computed. Full: held; faded: evicted; half with a bar: in host memory; ×: left the cache; +: came back; dotted line: the history was rewound.${grouped}${coarse} Ctrl + wheel, double click, + and − zoom; drag or arrow keys move; 0 resets.`);
+  const map = section(holder, `What ${chart.name} kept`, `A row for each page, from the moment it was computed. Full: held; faded: evicted; half with a bar: in host memory; ×: left the cache; +: came back; dotted line: the history was rewound.${grouped}${coarse} Ctrl + wheel, double click, + and − zoom; drag or arrow keys move; 0 resets.`);
   const bar = html("div", null, map, "bar");
   const end = Math.max(chart.end_at, 1), rows = Math.max(chart.pages, 1) * chart.page_size_tokens;
   const retention = new Plot(map, {
-    label: `Retention map of ${chart.agent}`, x: [0, end], y: [0, rows], zoomY: true, downward: true, height: 420,
+    label: `Retention map of ${chart.name}`, x: [0, end], y: [0, rows], zoomY: true, downward: true, height: 420,
     xLabel: "tokens computed", yLabel: "token position", draw: (plot) => drawMap(plot, chart), hover: (x, y, plot) => hoverMap(x, y, plot, chart),
   });
   zoomButtons(bar, retention);
@@ -173,7 +173,7 @@ function sessionPart(holder, chart) {
   if (chart.memory.host.some((value) => value)) lineKey(keys, "held and on the host", "host");
   const top = Math.max(1, ...chart.memory.trace, chart.budget_tokens || 0) * 1.05;
   const curve = new Plot(memory, {
-    label: `Tokens in the cache of ${chart.agent} over time`, x: [0, end], y: [0, top], zoomY: true, xLabel: "tokens computed", yLabel: "tokens in the cache",
+    label: `Tokens in the cache of ${chart.name} over time`, x: [0, end], y: [0, top], zoomY: true, xLabel: "tokens computed", yLabel: "tokens in the cache",
     draw: (plot) => drawMemory(plot, chart), hover: (x) => hoverMemory(x, chart),
   });
   const details = html("details", null, holder);
@@ -195,12 +195,12 @@ function agentsPart(holder) {
   const part = section(holder, "Memory by agent"), keys = html("div", null, part);
   const charts = data.charts.slice(0, 12);
   const held = charts.map((chart) => chart.memory.at.map((_, i) => Object.values(chart.memory.held).reduce((sum, column) => sum + column[i], 0)));
-  charts.forEach((chart, i) => lineKey(keys, chart.agent, "", LINES[Math.floor(i / 6 + i) % 4], COLOURS[i % 6]));
+  charts.forEach((chart, i) => lineKey(keys, chart.name, "", LINES[Math.floor(i / 6 + i) % 4], COLOURS[i % 6]));
   return new Plot(part, {
     label: "Tokens held by each agent over time", x: [0, Math.max(1, ...charts.map((chart) => chart.end_at))], y: [0, Math.max(1, ...held.flat()) * 1.05],
     xLabel: "tokens computed", yLabel: "tokens held",
     draw: (plot) => charts.forEach((chart, i) => svg("path", { d: plot.stepPath(chart.memory.at, held[i]), fill: "none", stroke: COLOURS[i % 6], "stroke-width": 1.8, "stroke-dasharray": LINES[Math.floor(i / 6 + i) % 4] }, plot.body)),
-    hover: (x) => charts.filter((chart) => x <= chart.end_at).map((chart) => `${chart.agent}: ${number(held[charts.indexOf(chart)][last(chart.memory.at, x)])}`).join("\n") || null,
+    hover: (x) => charts.filter((chart) => x <= chart.end_at).map((chart) => `${chart.name}: ${number(held[charts.indexOf(chart)][last(chart.memory.at, x)])}`).join("\n") || null,
   });
 }
 
@@ -213,7 +213,7 @@ function budgetPart(holder) {
     names: true, downward: true, left: 24, xLabel: "tokens held", yLabel: "", height: 60 + 44 * charts.length,
     draw: (plot) => charts.forEach((chart, i) => {
       const name = svg("text", { x: plot.left + 4, y: plot.sy(i) + 13 }, plot.body);
-      name.textContent = chart.agent.length > 40 ? chart.agent.slice(0, 39) + "…" : chart.agent;
+      name.textContent = chart.name.length > 40 ? chart.name.slice(0, 39) + "…" : chart.name;
       const y = plot.sy(i) + 17, bar = (value) => Math.max(plot.sx(value) - plot.sx(0), 0);
       svg("rect", { x: plot.sx(0), y: y + 4, width: bar(end[i]), height: 12, fill: "#0072B2" }, plot.body);
       svg("rect", { class: "most", x: plot.sx(0), y: y, width: bar(chart.peak_tokens), height: 20 }, plot.body);
@@ -223,7 +223,7 @@ function budgetPart(holder) {
       const chart = charts[Math.floor(y)];
       if (!chart) return null;
       const budget = chart.budget_tokens === null ? "no budget known" : `budget ${number(chart.budget_tokens)}`;
-      return `${chart.agent}: ${number(end[Math.floor(y)])} tokens at the end, ${number(chart.peak_tokens)} at most, ${budget}`;
+      return `${chart.name}: ${number(end[Math.floor(y)])} tokens at the end, ${number(chart.peak_tokens)} at most, ${budget}`;
     },
   });
 }
@@ -252,7 +252,7 @@ function priorityPart(holder) {
 if (data.charts.length) {
   const bar = html("div", null, main, "bar");
   const label = html("label", "session ", bar), chooser = html("select", null, label);
-  data.charts.forEach((chart, i) => { html("option", `${chart.agent || "(no name)"} (${chart.session})`, chooser).value = i; });
+  data.charts.forEach((chart, i) => { html("option", `${chart.name}: ${chart.session}`, chooser).value = i; });
   toggles();
   const chosen = html("div", null, main);
   const grid = html("div", null, main, "grid");
