@@ -70,11 +70,11 @@ def picture(
 def _totals(history: MemoryHistory) -> list[dict[str, Any]]:
     from memdecay_agents.pictures.charts import session_chart
 
-    charts = [session_chart(session) for session in history.sessions]
+    charts = [(session, session_chart(session)) for session in history.sessions]
     return [
         {
             "session": chart.session,
-            "agent": chart.name,
+            "agent": session.agent,
             "page_size_tokens": chart.page_size_tokens,
             "budget_tokens": chart.budget_tokens,
             "pages": chart.pages,
@@ -84,5 +84,5 @@ def _totals(history: MemoryHistory) -> list[dict[str, Any]]:
             "tokens_held_at_end": sum(chart.held_at_end.values()),
             "peak_tokens": chart.peak_tokens,
         }
-        for chart in charts
+        for session, chart in charts
     ]
