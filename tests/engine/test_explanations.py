@@ -62,9 +62,10 @@ def test_a_freed_page_names_when_why_and_what_would_have_kept_it(asked: tuple[An
         assert page.freed.request_id == about["request_id"]
         assert page.freed.step
         assert page.freed.computed_tokens >= page.token_end
-        assert page.parts.keys() == {"structure", "key_norm", "salience"}
+        assert page.parts.keys() == {"structure", "information", "key_norm", "salience"}
         assert sum(page.parts.values()) == pytest.approx(page.score, abs=1e-4)
         assert page.evidence["key_norm"] > 0, "measured before it went"
+        assert page.parts["information"] > 0, "its token ids were known"
         assert {way.kind for way in page.kept_by} >= {"budget", "pin"}
         assert engine.explain(about["session"], page=number).state == "freed"
     held = [page for page in whole.pages if page.state == "held"]
