@@ -93,6 +93,22 @@ def test_no_other_tenant_and_no_other_session_is_explained(asked: tuple[Any, Any
         engine.explain(f"other/{thread}/{agent}/")
 
 
+def test_a_session_knows_the_token_ids_of_all_that_it_computed(asked: tuple[Any, Any]) -> None:
+    engine, answer = asked
+    llm = ChatMemDecay(engine=engine, max_tokens=8, default_budget=384)
+    rewound = [*CONVERSATION, answer, HumanMessage("And c?")], [*CONVERSATION, answer, HumanMessage("Or d, rather?")]
+    for messages in rewound:  # goes on, then goes back behind the message and says something else
+        llm.invoke(messages, thread_id="explained", ignore_eos=True)
+        known = engine.run_on_engine_thread(
+            lambda _, internals: [
+                (session.token_ids.tolist(), session.state.tokens.counts.ids.tolist())
+                for session in internals.controller.sessions
+            ]
+        )
+        assert known
+        assert all(computed == learnt for computed, learnt in known)
+
+
 def test_a_closed_session_is_explained_by_the_ledger(asked: tuple[Any, Any]) -> None:
     engine, answer = asked
     key = answer.response_metadata["memdecay"]["session"]
