@@ -31,7 +31,7 @@ _SLACK = 4096
 
 
 class TokenCounts:
-    """The words and pairs of words of one session, in the order of its tokens; about 100 bytes a token."""
+    """The words and pairs of words of one session, in the order of its tokens; 100 to 270 bytes a token."""
 
     def __init__(self) -> None:
         """Begin with no token."""
