@@ -57,10 +57,14 @@ class MemDecayConfig(BaseModel):
     """g(dt) of the default policy: 2 ** (-dt / h), or 1 / (1 + dt / h). ``paper`` is always exponential."""
 
     alpha: float = Field(default=1.0, ge=0.0)
-    """Weight of the two rank terms in the default policy, against base priorities of at most 1."""
+    """Weight of the rank terms in the default policy, against base priorities of at most 1."""
+
+    information_share: float = Field(default=0.8, ge=0.0, le=1.0)
+    """Part of ``alpha`` that is a page's information: how surprising its tokens are in what the session has read. Ranks
+    of key norms and salience share the rest; they have all of it where token ids are not known. Ours."""
 
     key_norm_share: float = Field(default=0.9, ge=0.0, le=1.0)
-    """Part of ``alpha`` that is the rank of a token's key norm (small ranks high); salience has the rest. Ours."""
+    """Part of that rest that is the rank of a token's key norm (small ranks high); salience has what remains. Ours."""
 
     quota_bonus: float | None = Field(default=0.25, ge=0.0)
     """What a page inside its region's quota gains in the order beside its structural part, which counts only there;

@@ -20,6 +20,7 @@ from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray, RegionArra
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.region_table import RegionTable
 from memdecay_agents.spans import SpanFlag
+from memdecay_agents.surprisal import TokenCounts
 from memdecay_agents.token_state import TokenState
 from memdecay_kernels.implementations import native_library
 from memdecay_kernels.native import host
@@ -53,6 +54,8 @@ class PageView:
     processed_tokens: int
     """Tokens whose KV is computed."""
     clock_ticks: int
+    counts: TokenCounts
+    """The session's own, not a copy, as the columns."""
 
     # --- by token, gathered on first use ---------------------------------------------------------
 
@@ -101,6 +104,11 @@ class PageView:
     def key_norm(self) -> FloatArray:
         """float32 [P, page]: Euclidean norm of the token's key; 0 where never measured."""
         return self.gather(self.columns.key_norm)
+
+    @cached_property
+    def surprisal(self) -> FloatArray:
+        """float32 [P, page], in nats: see `TokenCounts`; 0 where the token's id is not known."""
+        return self.counts.surprisal(self.token_index)
 
     @cached_property
     def valid(self) -> BoolArray:
@@ -174,6 +182,7 @@ def build_page_view(
         n_tokens=state.n_tokens,
         processed_tokens=processed_tokens,
         clock_ticks=state.clock_ticks,
+        counts=state.counts,
     )
 
 

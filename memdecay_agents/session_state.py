@@ -5,7 +5,7 @@ The engine's loop, in its own words:
     state.begin_turn(hints, n_prompt_tokens)
     each step:  plan = state.plan(processed_tokens, held_pages, new_pages)
                 entries = state.apply(plan, request_id=...)         # and free plan.pages in the pool
-                state.on_computed(n_new_positions, n_generated); state.observe(observation)
+                state.on_computed(n_new_positions, n_generated); state.learn(token_ids); state.observe(observation)
     preempted:  state.reset_cache()          ended: state.close()
 """
 
@@ -151,6 +151,19 @@ class SessionState:
         """The engine computed KV for the next positions and sampled ``n_generated`` tokens."""
         self.steps += 1
         self.tokens.on_computed(n_new_positions, n_generated)
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """Take in the ids of all computed tokens, where the policy reads them; known ones are not read again.
+
+        Args:
+            token_ids: at least as many as are computed, from the session's first token on.
+
+        Raises:
+            ObservationError: an id below 0; nothing changed.
+        """
+        known, computed = self.tokens.counts.n_known, self.tokens.computed_tokens
+        if self.policy.uses_token_ids and known < computed:
+            self.tokens.counts.learn(token_ids[known:computed])
 
     def observe(self, observation: Observation) -> None:
         """Take in one measurement of attention.

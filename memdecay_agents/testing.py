@@ -150,6 +150,7 @@ def _play(scenario: Scenario, policy: Policy, make: Callable[[], Policy]) -> lis
     rng = np.random.default_rng(scenario.seed)
     held: list[int] = []
     computed, total = 0, n_prompt + scenario.decode_tokens
+    token_ids = np.random.default_rng(scenario.seed).integers(0, 200, total).tolist()
     while computed < total:
         n_new = min(scenario.chunk_tokens, n_prompt - computed) if computed < n_prompt else 1
         new = list(range(-(-computed // page), -(-(computed + n_new) // page)))
@@ -162,6 +163,7 @@ def _play(scenario: Scenario, policy: Policy, make: Callable[[], Policy]) -> lis
         held = sorted(set(held) - set(plan.pages)) + new
         state.note_held(held)
         state.on_computed(n_new, int(computed + n_new >= n_prompt))
+        state.learn(token_ids)
         computed += n_new
         retained = (np.asarray(held)[:, None] * page + np.arange(page)).ravel()
         retained = retained[retained < computed]

@@ -19,6 +19,7 @@ from memdecay_agents.observations import Observation, RefreshRule
 from memdecay_agents.region_table import RegionTable
 from memdecay_agents.salience import local_salience
 from memdecay_agents.spans import Span, SpanFlag, flags_of_tokens, regions_of_tokens
+from memdecay_agents.surprisal import TokenCounts
 from memdecay_kernels.implementations import native_library
 from memdecay_kernels.native import host
 from memdecay_kernels.native.host import HostColumns
@@ -69,6 +70,8 @@ class TokenState:
         self.observed_queries = 0
         self.normed_tokens = 0
         """Tokens from here on have no key norm yet."""
+        self.counts = TokenCounts()
+        """The ids of the leading tokens, as far as they were told, and how often each occurs."""
         self.pins: frozenset[str] = frozenset()
         self.output_region = "scratchpad"
         self._columns: dict[str, np.ndarray] = {name: np.zeros(0, dtype) for name, dtype in _COLUMNS.items()}
@@ -148,6 +151,7 @@ class TokenState:
         self.n_tokens = n_tokens
         self.computed_tokens = min(self.computed_tokens, n_tokens)
         self.normed_tokens = min(self.normed_tokens, n_tokens)
+        self.counts.truncate(n_tokens)
 
     def reserve(self, n_tokens: int) -> None:
         """Have room for ``n_tokens`` tokens, in whole pages, without registering any."""

@@ -1,7 +1,7 @@
 """Replay: the product's own session state, policy and plans on recorded attention, in the engine's order of events.
 
     turn     begin_turn, relabel, plan
-    step     plan -> apply -> allocate -> on_computed -> observe
+    step     plan -> apply -> allocate -> on_computed -> learn -> observe
     end      plan to the budget: the session leaves with no more
 
 What it leaves out: keys and values computed after an eviction differ a little from the recorded ones.
@@ -149,6 +149,7 @@ class _Session:
     ) -> None:
         self.id = session
         self.recording, self.config, self.policy = recording, config, policy
+        self.token_ids: list[int] = recording.token_ids.tolist()
         self.state = SessionState(session, session.agent_path, config, policy)
         self.held: list[int] = []
         self.computed = 0
@@ -176,6 +177,7 @@ class _Session:
         self.held.extend(new)
         self.state.note_held(self.held[len(self.held) - len(new) :])
         self.state.on_computed(step.end - step.start, int(step.samples))
+        self.state.learn(self.token_ids)
         self.computed = step.end
         if self.state.budget is not None and self.policy.uses_attention:
             self._observe(step)

@@ -49,6 +49,9 @@ class Policy(ABC):
     uses_key_norms: ClassVar[bool] = False
     """True for a policy that reads key norms: the engine then measures them, each token's once."""
 
+    uses_token_ids: ClassVar[bool] = False
+    """True for a policy that reads the tokens' surprisal: the engine then tells the session their ids."""
+
     heeds_superseded: ClassVar[bool] = False
     """True for a policy that lets superseded pages go before others: the ledger then gives that as their reason."""
 

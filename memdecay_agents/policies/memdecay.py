@@ -1,15 +1,17 @@
-"""The default: priority of what is young in its region, ranks of salience and of key norms, soft quotas by region.
+"""The default: priority of what is young in its region, what a page tells, ranks of key norms and salience, quotas.
 
-    s_i = b_r g(dt_i) + alpha ((1 - k) rank(salience_i) - k rank(norm_i))        page score = mean
+    s_i = b_r g(dt_i) + alpha (1 - u) ((1 - k) rank(salience_i) - k rank(norm_i))
+    page score = mean of s + alpha u information
     order by  score  + bonus where the page is inside its region's quota, - its b_r g part where it is not;
               superseded pages go before all others
 
 So a quota bounds what a region can claim by its priority: a fresh tool result as long as the budget takes its share.
 
-g is the exponential 2 ** (-dt / h_r) or the power law 1 / (1 + dt / h_r); ranks are taken among the tokens of the
-session's evictable pages. Ours, built on MemDecay (regions, decay, refresh, pins); that small keys are worth keeping is
-from arXiv 2406.11430. Ranks instead of magnitudes answer the publication's own open point, that the attention term
-needs its magnitude normalised. What was tried and why this stayed: EVALUATION.md.
+u is ``information_share`` (0 where no token ids are known), k is ``key_norm_share``; information: see
+``memdecay_agents.information``. g is the exponential 2 ** (-dt / h_r) or the power law 1 / (1 + dt / h_r); ranks are
+taken among the tokens of the session's evictable pages. Ours, built on MemDecay (regions, decay, refresh, pins); that
+small keys are worth keeping is from arXiv 2406.11430. Ranks instead of magnitudes answer the publication's own open
+point, that the attention term needs its magnitude normalised. What was tried and why this stayed: EVALUATION.md.
 
 Limits: like every score that does not know the question, it guesses. Parameters were chosen with one small model.
 """
@@ -21,6 +23,7 @@ from typing import ClassVar
 import numpy as np
 
 from memdecay_agents.arrays import FloatArray, IndexArray
+from memdecay_agents.information import page_information
 from memdecay_agents.pages import PageView
 from memdecay_agents.policies.base import Policy, Ranking, ascending
 from memdecay_agents.quotas import inside_quota, quota_pages
@@ -29,13 +32,26 @@ from memdecay_kernels.terms import ScoreTerms
 
 
 class MemDecayPolicy(Policy):
-    """Reads ``alpha``, ``key_norm_share``, ``quota_bonus``, ``decay_form``, ``superseded_factor`` and the profiles."""
+    """Reads ``alpha``, the two shares, ``quota_bonus``, ``decay_form``, ``superseded_factor`` and the profiles."""
 
     name: ClassVar[str] = "memdecay"
     uses_key_norms = True
+    uses_token_ids = True
     heeds_superseded = True
 
+    def _information_share(self, view: PageView) -> float:
+        """u: 0 where no token ids are known, so that the other terms are not scaled down for nothing."""
+        return self.config.information_share if view.counts.n_known else 0.0
+
+    def _information(self, view: PageView) -> FloatArray:
+        """alpha u information, float32 [P]."""
+        weight = self.config.alpha * self._information_share(view)
+        if weight == 0.0:
+            return np.zeros(view.n_pages, dtype=np.float32)
+        return np.float32(weight) * page_information(view)
+
     def _terms(self, view: PageView) -> Terms:
+        rest = self.config.alpha * (1.0 - self._information_share(view))
         return ScoreTerms(
             base_priority=view.table.base_priority,
             decay_rate_per_tick=view.table.decay_rate_per_tick,
@@ -43,21 +59,25 @@ class MemDecayPolicy(Policy):
             decay_form=self.config.decay_form,
             superseded_factor=self.config.superseded_factor,
             attention_column="key_norm",
-            attention_weight=-self.config.alpha * self.config.key_norm_share,
+            attention_weight=-rest * self.config.key_norm_share,
             attention_form="rank",
-            salience_weight=self.config.alpha * (1.0 - self.config.key_norm_share),
+            salience_weight=rest * (1.0 - self.config.key_norm_share),
             salience_form="rank",
         )
 
     def token_scores(self, view: PageView) -> FloatArray:
-        """Structure + key norm + salience, float32 [P, page]; ranks are 0 on pages that are not evictable."""
+        """Structure + key norm + salience + the page's information, float32 [P, page].
+
+        Ranks are 0 on pages that are not evictable.
+        """
         structure, key_norm, salience = token_parts(view, self._terms(view)).values()
-        return structure + key_norm + salience
+        return np.asarray(structure + key_norm + salience + self._information(view)[:, None], dtype=np.float32)
 
     def score_parts(self, view: PageView) -> dict[str, FloatArray]:
-        """The decaying ``structure`` and the two rank terms, ``key_norm`` (at most 0) and ``salience``."""
+        """The decaying ``structure``, ``information``, and the rank terms ``key_norm`` (at most 0) and ``salience``."""
         structure, key_norm, salience = page_parts(view, self._terms(view)).values()
-        return {"structure": structure, "key_norm": key_norm, "salience": salience}
+        information = self._information(view)
+        return {"structure": structure, "information": information, "key_norm": key_norm, "salience": salience}
 
     def order(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> IndexArray:
         """Superseded pages, then the others by rising score after what quotas give and take; see ``quota_bonus``.

@@ -62,9 +62,10 @@ def test_a_freed_page_names_when_why_and_what_would_have_kept_it(asked: tuple[An
         assert page.freed.request_id == about["request_id"]
         assert page.freed.step
         assert page.freed.computed_tokens >= page.token_end
-        assert page.parts.keys() == {"structure", "key_norm", "salience"}
+        assert page.parts.keys() == {"structure", "information", "key_norm", "salience"}
         assert sum(page.parts.values()) == pytest.approx(page.score, abs=1e-4)
         assert page.evidence["key_norm"] > 0, "measured before it went"
+        assert page.parts["information"] > 0, "its token ids were known"
         assert {way.kind for way in page.kept_by} >= {"budget", "pin"}
         assert engine.explain(about["session"], page=number).state == "freed"
     held = [page for page in whole.pages if page.state == "held"]
@@ -90,6 +91,22 @@ def test_no_other_tenant_and_no_other_session_is_explained(asked: tuple[Any, Any
     assert "error" in ask(tenant, **query, message=99)
     with pytest.raises(ExplainError):
         engine.explain(f"other/{thread}/{agent}/")
+
+
+def test_a_session_knows_the_token_ids_of_all_that_it_computed(asked: tuple[Any, Any]) -> None:
+    engine, answer = asked
+    llm = ChatMemDecay(engine=engine, max_tokens=8, default_budget=384)
+    rewound = [*CONVERSATION, answer, HumanMessage("And c?")], [*CONVERSATION, answer, HumanMessage("Or d, rather?")]
+    for messages in rewound:  # goes on, then goes back behind the message and says something else
+        llm.invoke(messages, thread_id="explained", ignore_eos=True)
+        known = engine.run_on_engine_thread(
+            lambda _, internals: [
+                (session.token_ids.tolist(), session.state.tokens.counts.ids.tolist())
+                for session in internals.controller.sessions
+            ]
+        )
+        assert known
+        assert all(computed == learnt for computed, learnt in known)
 
 
 def test_a_closed_session_is_explained_by_the_ledger(asked: tuple[Any, Any]) -> None:

@@ -252,7 +252,9 @@ class EvictionController(SessionTurns):
             computed = tracked.request.num_computed_tokens + tokens
             generated = int(computed >= tracked.request.num_tokens)
             if not tracked.recall.rerun_until:
-                self._state_of(tracked).on_computed(tokens, generated)
+                state = self._state_of(tracked)
+                state.on_computed(tokens, generated)
+                state.learn(tracked.request.all_token_ids)
                 self.live.step(tracked.home.tenant, tracked.hints.agent, tokens, generated)
             elif computed >= tracked.recall.rerun_until:
                 tracked.recall.rerun_until = 0  # its positions and its token were counted when they first came

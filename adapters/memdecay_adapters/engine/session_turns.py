@@ -262,7 +262,9 @@ class SessionTurns(RequestAdmission):
         """A request starts on a cached prefix: these positions exist without having been computed here."""
         tracked = self._requests.get(request_id)
         if tracked is not None:
-            self._state_of(tracked).on_computed(hit_tokens, 0)
+            state = self._state_of(tracked)
+            state.on_computed(hit_tokens, 0)
+            state.learn(tracked.request.all_token_ids)
 
     def retire(self, request_id: str) -> RetainedSession | None:
         """The request loses its row: what the session keeps if the request ended, None if the pages go.

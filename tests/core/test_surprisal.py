@@ -1,0 +1,153 @@
+"""What token ids alone say: counts, surprisal, a page's information, and what the default policy makes of it."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from core_helpers import lay, pieces, session, state_of, view_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memdecay_agents import MemDecayConfig, RequestHints, Span, build_page_view, get_policy, plan_eviction, surprisal
+from memdecay_agents.errors import ObservationError
+from memdecay_agents.information import page_information
+from memdecay_agents.surprisal import TokenCounts
+
+CONFIG = MemDecayConfig()
+PAGE = CONFIG.page_size_tokens
+IDS = st.lists(st.integers(0, 6) | st.integers(0, 60_000), min_size=1, max_size=80)
+
+
+def by_hand(ids: list[int], at: int) -> float:
+    """The formula, counted anew: all other places of the word, of the pair, and of the word before."""
+    others = [i for i in range(len(ids)) if i != at]
+    words = sum(ids[i] == ids[at] for i in others)
+    prior = 1 / (7 * (ids[at] + 50))
+    alone = (words + 100 * prior) / (len(ids) + 100)
+    if at == 0:
+        return -math.log(alone)
+    pairs = sum(i > 0 and (ids[i - 1], ids[i]) == (ids[at - 1], ids[at]) for i in others)
+    before = sum(ids[i] == ids[at - 1] for i in range(len(ids)) if i != at - 1)
+    return -math.log((pairs + alone) / (before + 1))
+
+
+def told(ids, cuts=()) -> TokenCounts:
+    counts = TokenCounts()
+    for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
+        counts.learn(ids[start:end])
+    return counts
+
+
+@given(IDS, st.data())
+def test_surprisal_is_what_the_formula_says_however_the_ids_arrive(ids, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=3)))
+    got = told(ids, cuts).surprisal(np.arange(len(ids) + 3))
+    assert got.dtype == np.float32
+    assert np.allclose(got, [by_hand(ids, at) for at in range(len(ids))] + [0.0] * 3, rtol=1e-5, atol=1e-5)
+
+
+@given(IDS, st.integers(0, 80), IDS, st.sampled_from([0, 4096]))
+def test_dropped_tokens_leave_no_trace(ids, kept, more, slack):
+    before, surprisal._SLACK = surprisal._SLACK, slack
+    try:
+        counts, fresh = told(ids), told(ids[:kept])
+        counts.truncate(kept)
+        counts.learn(more)
+        fresh.learn(more)
+    finally:
+        surprisal._SLACK = before
+    assert counts.ids.tolist() == fresh.ids.tolist() == ids[:kept] + more
+    index = np.arange(counts.n_known)
+    assert np.array_equal(counts.surprisal(index), fresh.surprisal(index))
+
+
+def test_what_comes_again_says_less_and_what_stands_once_says_more():
+    phrase, name = [11, 12, 13, 14], [40_000, 41_000, 42_000, 43_000]
+    once = told(phrase + name).surprisal(np.arange(8))
+    again = told((phrase + name) + phrase * 3).surprisal(np.arange(8))
+    assert (again[1:4] < once[1:4]).all()
+    assert again[5:].min() > again[1:4].max()
+
+
+def test_an_id_below_zero_is_refused_and_changes_nothing():
+    counts = told([5, 6])
+    with pytest.raises(ObservationError, match="-2"):
+        counts.learn([7, -2])
+    assert counts.ids.tolist() == [5, 6]
+
+
+def known_view(made, seed=0, held=None, vocabulary=40, config=CONFIG):
+    state = state_of(lay(made), config)
+    ids = np.random.default_rng(seed).integers(0, vocabulary, state.n_tokens)
+    state.counts.learn(ids)
+    pages = np.arange(-(-state.n_tokens // PAGE)) if held is None else held
+    return build_page_view(state, pages, state.n_tokens, config)
+
+
+@given(pieces(max_length=90), st.integers(0, 99), st.data())
+def test_a_pages_information_is_the_best_quarter_on_it_and_close_beside_it(made, seed, data):
+    n_pages = -(-sum(length for length, *_ in made) // PAGE)
+    held = np.asarray(sorted(data.draw(st.sets(st.integers(0, n_pages - 1), min_size=1))))
+    view = known_view(made, seed, held)
+    rank = {}
+    chosen = view.surprisal[view.evictable].ravel()
+    for row in np.flatnonzero(view.evictable):
+        for at, value in enumerate(view.surprisal[row]):
+            below = (chosen < value).sum() + ((chosen == value).sum() - 1) / 2
+            rank[int(view.token_index[row, at])] = below / (chosen.size - 1)
+    for row, page in enumerate(held):
+        around = [rank.get(token, 0.0) for token in range(page * PAGE - 4, (page + 1) * PAGE + 4)]
+        assert page_information(view)[row] == pytest.approx(np.mean(sorted(around)[-4:]), abs=1e-5)
+
+
+@given(pieces(max_length=90), st.integers(0, 99), st.sampled_from([0.0, 0.3, 1.0]))
+def test_the_policy_adds_its_share_of_information_and_takes_it_from_the_ranks(made, seed, share):
+    config = MemDecayConfig(information_share=share, alpha=1.5)
+    view, plain = known_view(made, seed, config=config), view_of(lay(made), config)
+    policy = get_policy("memdecay", config)
+    parts, without = policy.score_parts(view), policy.score_parts(plain)
+    assert np.allclose(parts["information"], 1.5 * share * page_information(view), atol=1e-6)
+    for name in ("key_norm", "salience"):
+        assert np.allclose(parts[name], (1 - share) * without[name], atol=1e-5), name
+    assert np.allclose(parts["structure"], without["structure"])
+    assert not without["information"].any(), "no ids are known"
+    assert np.allclose(policy.page_scores(view), sum(parts.values()), rtol=1e-4, atol=1e-4)
+
+
+def test_the_page_that_says_something_new_outlives_what_was_said_before():
+    """Twelve pages of one phrase, one of them with four words of its own; key norms and salience say nothing."""
+    config = MemDecayConfig(information_share=0.6)
+    state = state_of([Span(0, 12 * PAGE, "user")], config, observations=0)
+    ids = [20, 21, 22, 23] * (3 * PAGE)
+    ids[5 * PAGE + 6 : 5 * PAGE + 10] = [30_001, 30_002, 30_003, 30_004]
+    state.counts.learn(ids)
+    view = build_page_view(state, np.arange(12), 12 * PAGE, config)
+    policy = get_policy("memdecay", config)
+    assert plan_eviction(view, policy, pages_to_free=8).order[-1] == 5
+
+
+def test_a_session_learns_what_is_computed_once_and_forgets_what_it_rewinds():
+    ids = np.random.default_rng(1).integers(0, 50, 400).tolist()
+    state = session()
+    state.on_computed(200, 0)
+    state.learn(ids)
+    assert state.tokens.counts.ids.tolist() == ids[:200]
+    state.learn([9] * 400)
+    assert state.tokens.counts.ids.tolist() == ids[:200], "known ones are not read again"
+    state.reset_cache()
+    assert state.tokens.counts.n_known == 200, "a preemption takes keys and values, not words"
+    state.on_computed(320, 1)
+    hints = RequestHints(agent="a", base=64, spans=[Span(64, 128, "user")])
+    state.begin_turn(hints, 128)
+    assert state.tokens.counts.ids.tolist() == ids[:64]
+    state.on_computed(64, 1)
+    state.learn(ids[:64] + [7] * 64)
+    assert Counter(state.tokens.counts.ids[64:].tolist()) == {7: 64}
+
+
+def test_a_policy_that_reads_no_ids_has_none_kept():
+    state = session(MemDecayConfig(policy="recency"))
+    state.on_computed(200, 0)
+    state.learn(list(range(400)))
+    assert state.tokens.counts.n_known == 0
