@@ -154,12 +154,13 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
             self.controller.events.count(MEASUREMENT_SECONDS, by=report.nanoseconds)
             if self._swaps is not None:
                 self._swaps.note_work(report.tier)
-            for request_id, measured in report.by_request.items():
+            for request_id, measured in report.averaged():
+                norms = measured.key_norms
                 self.controller.observe(
                     request_id,
                     measured.token_index.numpy(),
-                    (measured.mass / report.ranks).numpy(),
-                    None if measured.key_norms is None else (measured.key_norms / report.ranks).numpy(),
+                    measured.mass.numpy(),
+                    None if norms is None else norms.numpy(),
                 )
 
     def request_finished_all_groups(
