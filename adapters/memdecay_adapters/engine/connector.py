@@ -218,6 +218,14 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
         """Meet the worker's tier."""
         self._worker_tier = tier
 
+    def has_connector_metadata(self) -> bool:
+        """Whether attention layers are to load and save here, which is what vLLM asks this for: they never are.
+
+        So `wait_for_layer_load` and `save_kv_layer` are not called in every layer of every step. The directions of a
+        step go to the worker itself.
+        """
+        return False
+
     def build_connector_worker_meta(self) -> AttentionReport | None:
         """What this worker measured in the step."""
         report = self._observer.report() if self._observer is not None else None
