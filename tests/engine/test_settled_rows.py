@@ -65,12 +65,12 @@ class Row:
 
 
 def controller() -> EvictionController:
-    config = MemDecayConfig(page_size_tokens=PAGE, recent_tokens=16)
+    config = MemDecayConfig(page_size_tokens=PAGE, recent_tokens=20)
     return EvictionController(EngineSettings(config=config), PAGE, 48, POOL_PAGES)
 
 
 BUDGETS = st.one_of(
-    st.integers(64, 200).map(lambda tokens: FixedBudget(tokens=tokens)),
+    st.integers(32, 200).map(lambda tokens: FixedBudget(tokens=tokens)),
     st.floats(0.2, 0.9).map(lambda part: ContextFraction(fraction=part, floor_tokens=64)),
     st.integers(64, 100).map(lambda tokens: PoolShare(guaranteed_tokens=tokens)),
 )
