@@ -13,7 +13,7 @@ PAGE, MAX_PAGES = 16, 12
 CHANGES = st.sampled_from(["token", "token", "token", "evict", "leave", "join", "swap", "restore"])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(CHANGES, st.integers(0, 2**16)), max_size=40))
 def test_they_equal_rows_compacted_anew_after_any_change(changes):
     table = torch.zeros(4, MAX_PAGES, dtype=torch.int32)  # a runner's own: written in place from step to step

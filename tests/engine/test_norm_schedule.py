@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memdecay_adapters.engine.norm_schedule import norms_to_measure
@@ -47,6 +47,7 @@ def asked_in(states: dict[str, TokenState], config: MemDecayConfig, steps: int) 
     return asked
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.integers(1, 100), min_size=1, max_size=4),
     st.sampled_from([16, 32]),
