@@ -68,7 +68,8 @@ class Observation:
         object.__setattr__(self, "mass", np.asarray(self.mass, dtype=np.float32))
         if self.token_index.ndim != 1 or self.mass.shape != self.token_index.shape:
             raise _error(f"{self.mass.shape} masses for {self.token_index.shape} token indices")
-        if self.token_index.size and (self.token_index[0] < 0 or np.any(np.diff(self.token_index) <= 0)):
+        index = self.token_index
+        if index.size and (index[0] < 0 or (index[1:] <= index[:-1]).any()):
             raise _error("token indices are not strictly increasing from 0 on")
         if self.represented_queries < 1:
             raise _error(f"{self.represented_queries} represented queries")

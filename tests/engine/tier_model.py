@@ -161,7 +161,7 @@ class TierModel:
         if needed > len(self.free):
             return False
         row.extend(self.take() for _ in range(needed))
-        controller.allocated(name, held_pages(row))
+        controller.allocated(name, held_pages(row), len(row))
         self.swaps.begin_turn(name)
         directions = self.swaps.directions({name: tokens})
         controller.step({name: tokens})

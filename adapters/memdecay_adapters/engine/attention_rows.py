@@ -79,6 +79,8 @@ def _norms_wanted(
     observer: StepObserver, table: CompactTable, rows: Sequence[int], request_ids: Sequence[str], page_size_tokens: int
 ) -> KeyNorms | None:
     """The newest pages of each row whose key norms the scheduler does not know yet; None: there are none."""
+    if not observer.directions.norms_from:
+        return None
     pages, counts = [], []
     for row in rows:
         known_tokens = observer.directions.norms_from.get(request_ids[row])

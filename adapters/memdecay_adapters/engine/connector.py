@@ -154,12 +154,13 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
             self.controller.events.count(MEASUREMENT_SECONDS, by=report.nanoseconds)
             if self._swaps is not None:
                 self._swaps.note_work(report.tier)
-            for request_id, measured in report.by_request.items():
+            for request_id, measured in report.averaged():
+                norms = measured.key_norms
                 self.controller.observe(
                     request_id,
                     measured.token_index.numpy(),
-                    (measured.mass / report.ranks).numpy(),
-                    None if measured.key_norms is None else (measured.key_norms / report.ranks).numpy(),
+                    measured.mass.numpy(),
+                    None if norms is None else norms.numpy(),
                 )
 
     def request_finished_all_groups(
@@ -216,6 +217,14 @@ class MemDecayConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_tier(self, tier: WorkerTier) -> None:
         """Meet the worker's tier."""
         self._worker_tier = tier
+
+    def has_connector_metadata(self) -> bool:
+        """Whether attention layers are to load and save here, which is what vLLM asks this for: they never are.
+
+        So `wait_for_layer_load` and `save_kv_layer` are not called in every layer of every step. The directions of a
+        step go to the worker itself.
+        """
+        return False
 
     def build_connector_worker_meta(self) -> AttentionReport | None:
         """What this worker measured in the step."""

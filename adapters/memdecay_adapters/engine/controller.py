@@ -23,6 +23,7 @@ from memdecay_adapters.engine.events import (
     UNBOUND_BUDGETS,
 )
 from memdecay_adapters.engine.measurement_counts import count_measurement
+from memdecay_adapters.engine.norm_schedule import norms_to_measure
 from memdecay_adapters.engine.pool_shares import PoolShares
 from memdecay_adapters.engine.session_store import RetainedSession
 from memdecay_adapters.engine.session_turns import SessionTurns
@@ -121,6 +122,7 @@ class EvictionController(SessionTurns):
             The plan's pages; the caller frees them.
         """
         tracked = self._requests[request_id]
+        tracked.settled_pages = 0
         for entry in self._book(self._state_of(tracked), plan, request_id, reason, self.row_of(request_id)):
             tracked.freed_by_region[entry.region] += 1
         if plan.pages:
@@ -162,6 +164,7 @@ class EvictionController(SessionTurns):
 
     def note_restored(self, request_id: str, brought: Mapping[int, Block]) -> None:
         """Pages came back into a running request's row: the worker learns of it with the next step."""
+        self._requests[request_id].settled_pages = 0
         evicted = self._evicted_since_step.get(request_id, [])
         self._evicted_since_step[request_id] = [page for page in evicted if page not in brought]
         restored = self._restored_since_step.setdefault(request_id, {})
@@ -202,12 +205,30 @@ class EvictionController(SessionTurns):
         tracked = self._requests[request_id]
         return None if tracked.budget is None else tracked.reserved_pages(self.page_size_tokens)
 
-    def allocated(self, request_id: str, held_pages: Sequence[int]) -> None:
-        """Book what the request's row holds after an allocation."""
+    def is_settled(self, request_id: str, table_pages: int, processed_tokens: int) -> bool:
+        """Whether a decode step needs no page and finds a row that is known to be within its budget: there is nothing
+        to plan and nothing to book.
+
+        Args:
+            request_id: the request about to be scheduled.
+            table_pages: length of its row, holes included.
+            processed_tokens: tokens whose keys and values are complete.
+        """
+        tracked = self._requests.get(request_id)
+        return (
+            tracked is not None
+            and tracked.settled_pages == table_pages > processed_tokens // self.page_size_tokens
+            and not tracked.request.is_finished()
+        )
+
+    def allocated(self, request_id: str, held_pages: Sequence[int], table_pages: int) -> None:
+        """Book what the request's row, of so many pages with holes, holds after an allocation."""
         tracked = self._requests.get(request_id)
         if tracked is not None:
-            self._state_of(tracked).note_held(held_pages)
+            state = self._state_of(tracked)
+            state.note_held(held_pages)
             tracked.note_peak(len(held_pages))
+            tracked.settle(len(held_pages), table_pages, state.budget_pages)
 
     def first_pages(self, request_id: str) -> int | None:
         """Pages that the request must find free to begin: one chunk. Its guarantee is reserved already.
@@ -238,7 +259,8 @@ class EvictionController(SessionTurns):
         """
         self.expire()
         evicted, self._evicted_since_step = self._evicted_since_step, {}
-        observe, norms_from = {}, {}
+        observe: dict[str, int] = {}
+        decoding, prefilling = {}, []
         scheduled = []
         for request_id, tokens in scheduled_tokens.items():
             tracked = self._requests.get(request_id)
@@ -262,9 +284,12 @@ class EvictionController(SessionTurns):
                 continue
             if queries := tracked.queries_to_observe(tokens, self.config, beside_others=any_due):
                 observe[request_id] = queries
-                if self.policy.uses_key_norms:
-                    norms_from[request_id] = self._state_of(tracked).tokens.normed_tokens
-        return evicted, observe, norms_from
+                if tokens > 1:
+                    prefilling.append((request_id, self._state_of(tracked).tokens))
+                else:
+                    decoding[request_id] = self._state_of(tracked).tokens
+        norms = norms_to_measure(decoding, prefilling, self.config) if self.policy.uses_key_norms else {}
+        return evicted, observe, norms
 
     def expire(self) -> float | None:
         """Give up sessions that were idle for too long; returns the seconds until the next one will be."""

@@ -24,9 +24,10 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 
 from memdecay_adapters.engine.attention_rows import check_step_rows, queries_to_keep, rows_to_observe
 from memdecay_adapters.engine.cpu_key_layout import cpu_key_layout, packed_keys
+from memdecay_adapters.engine.kept_rows import KeptRows
 from memdecay_adapters.engine.observer import ObservedRows, StepObserver
 from memdecay_adapters.engine.tier.queries import QueryTails
-from memdecay_kernels import KeyLayout, compact_block_table
+from memdecay_kernels import KeyLayout
 
 PAGE_MULTIPLE_TOKENS = 16
 
@@ -47,6 +48,7 @@ class MemDecayCPUMetadataBuilder(CPUAttentionMetadataBuilder):
     observer: StepObserver | None = None
     """Bound by the worker; without it this builder is the stock one."""
     observed_layers: frozenset[str] = frozenset()
+    _kept_rows: KeptRows | None = None
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -56,14 +58,16 @@ class MemDecayCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
         common, requests = common_attn_metadata, common_attn_metadata.num_reqs
         block_table, seq_lens = common.block_table_tensor[:requests], common.seq_lens[:requests]
-        table = compact_block_table(block_table, seq_lens, self.block_size)
+        if self._kept_rows is None:
+            self._kept_rows = KeptRows(self.block_size)
+        table = self._kept_rows.of(block_table, seq_lens)
         check_step_rows(self.observer, block_table, seq_lens, self.block_size)
-        if not torch.equal(table.kept_tokens, seq_lens):
+        if self._kept_rows.has_holes:
             common = dataclasses.replace(
                 common,
                 block_table_tensor=table.block_table,
                 seq_lens=table.kept_tokens,
-                max_seq_len=int(table.kept_tokens.max()),
+                max_seq_len=int(table.kept_tokens.numpy().max()),
             )
         stock = super().build(common_prefix_len, common, fast_build)
         query_start = common.query_start_loc.tolist() if self.observer.directions.observe else []

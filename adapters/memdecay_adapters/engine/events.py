@@ -114,7 +114,8 @@ class EngineEvents:
 
     def count(self, spec: CounterSpec, *labels: str, by: int = 1) -> None:
         """Add to a counter; labels in the order of its specification."""
-        self._counts[spec.name][tuple(self._bounded(spec, labels))] += by
+        counts = self._counts[spec.name]
+        counts[labels if labels in counts else tuple(self._bounded(spec, labels))] += by
         self.version += 1
 
     def note(self, spec: CounterSpec, *labels: str, by: int = 1, level: int = logging.INFO, **fields: object) -> None:

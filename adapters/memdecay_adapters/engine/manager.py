@@ -68,6 +68,8 @@ class MemDecayManager(FullAttentionManager):
         blocks = self.req_to_blocks.get(request_id)
         if self.controller is None or not blocks:
             return
+        if self.controller.is_settled(request_id, len(blocks), processed_computed_tokens):
+            return
         self.drop_pages(
             blocks,
             self.controller.pages_to_evict(request_id, held_pages(blocks), len(blocks), processed_computed_tokens),
@@ -127,7 +129,9 @@ class MemDecayManager(FullAttentionManager):
         new_blocks = super().allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
         if self.controller is not None:
             blocks = self.req_to_blocks[request_id]
-            self.controller.allocated(request_id, held_pages(blocks))
+            if not new_blocks and self.controller.is_settled(request_id, len(blocks), num_tokens - 1):
+                return new_blocks
+            self.controller.allocated(request_id, held_pages(blocks), len(blocks))
             if self.swaps is not None:
                 self.swaps.begin_turn(request_id)
         return new_blocks

@@ -280,7 +280,7 @@ class SessionTurns(RequestAdmission):
         if tracked is not None and tracked.state is not None:
             self.events.note(PREEMPTIONS, tracked.hints.agent, level=logging.WARNING, request=request_id)
             self.admission.release(request_id)
-            tracked.clean_pages, tracked.in_worker = None, False
+            tracked.clean_pages, tracked.in_worker, tracked.settled_pages = None, False, 0
             tracked.recall.rerun_until = 0
             if self.tier is not None:
                 self.tier.catalogue.drop(tracked.state.key)

@@ -7,6 +7,7 @@ write through a stale row.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -89,6 +90,15 @@ class AttentionReport(KVConnectorWorkerMetadata):
             merged[request_id] = MassReport(mine.token_index, mine.mass + theirs.mass, norms)
         slowest = max(self.nanoseconds, other.nanoseconds)
         return AttentionReport(merged, self.ranks + other.ranks, slowest, self.tier.added(other.tier))
+
+    def averaged(self) -> Iterator[tuple[str, MassReport]]:
+        """Request id and what was measured of it, as means over the ranks."""
+        for request_id, summed in self.by_request.items():
+            if self.ranks == 1:
+                yield request_id, summed
+                continue
+            norms = None if summed.key_norms is None else summed.key_norms / self.ranks
+            yield request_id, MassReport(summed.token_index, summed.mass / self.ranks, norms)
 
     def check_ranks(self, ranks: int) -> None:
         """Check that every one of the engine's ranks is in the sum.

@@ -85,6 +85,8 @@ class TrackedRequest:
     """Pages that saw the whole context, hence may be published; None: nothing was evicted yet."""
     peak_pages_prefill: int = 0
     peak_pages_decode: int = 0
+    settled_pages: int = 0
+    """Length of a decoding request's row that was found within its budget and has not changed since; 0: look again."""
     freed_by_region: Counter[str] = field(default_factory=Counter)
     shortfall_pages: int = 0
     recall: TurnRecall = field(default_factory=TurnRecall)
@@ -106,6 +108,17 @@ class TrackedRequest:
             self.peak_pages_decode = max(self.peak_pages_decode, held_pages)
         else:
             self.peak_pages_prefill = max(self.peak_pages_prefill, held_pages)
+
+    def settle(self, held_pages: int, table_pages: int, budget_pages: int | None) -> None:
+        """Remember, after an allocation, whether anything can be to do before the row changes.
+
+        A fixed budget stays and a part of the context only grows; a share of the pool may shrink at any time, and pages
+        that are over the budget for now are looked at in each step.
+        """
+        within = budget_pages is None or held_pages <= budget_pages
+        fixed = self.budget is None or self.budget.kind != "share"
+        decoding = self.is_decoding(self.request.num_computed_tokens) and not self.recall.rerun_until
+        self.settled_pages = table_pages if within and fixed and decoding else 0
 
     def is_due(self, tokens: int, config: MemDecayConfig) -> bool:
         """Whether a step that computes ``tokens`` positions is a decode step that its own stride has it measured in."""
