@@ -73,6 +73,8 @@ class MemDecayCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         query_start = common.query_start_loc.tolist() if self.observer.directions.observe else []
         rows = rows_to_observe(self.observer, table, query_start, self.block_size)
         queries = queries_to_keep(self.observer, common.query_start_loc.tolist)
+        if rows is None and queries is None:
+            return stock
         return MemDecayCPUMetadata(
             **vars(stock), observed_rows=rows, observed_layers=self.observed_layers, queries=queries
         )
