@@ -212,8 +212,9 @@ class SessionState:
         allow_partial: bool = True,
         newest_tokens: int | None = None,
     ) -> EvictionPlan:
-        """Plan what to free so that held and new pages fit the budget, less ``reserve_pages`` where unpinned pages allow;
-        never raises on a shortfall.
+        """Plan what to free so that held and new pages fit the budget; never raises on a shortfall.
+
+        ``reserve_pages`` of the budget are left free, as far as there are pages that may go.
 
         Args:
             processed_tokens: tokens whose KV is computed; pages beyond are not candidates.
