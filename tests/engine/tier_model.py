@@ -157,7 +157,11 @@ class TierModel:
                 request.num_computed_tokens = matched
         row, before = self.rows[name], request.num_computed_tokens
         if row:
-            self.drop_pages(row, controller.pages_to_evict(name, held_pages(row), len(row), before))
+            held, budget = held_pages(row), self._state(name).budget_pages
+            gone = controller.pages_to_evict(name, held, len(row), before)
+            if request.num_tokens - before <= 1:
+                assert not gone or len(held) + 1 > budget, "a page leaves in decode, and the budget has room"
+            self.drop_pages(row, gone)
         tokens = min(request.num_tokens - before, most_tokens)
         needed = -(-(before + tokens) // PAGE) - len(row)
         if needed > len(self.free):
