@@ -4,8 +4,8 @@
     end of its prompt evidence of the newest queries -> plan_swap -> the same number out and in   the turn runs again
 
 A swap never adds a page to what the request holds beyond its budget; a reserve takes pages for which none has to leave.
-Recent pages, which may not leave, are at the end of a prompt those before that end: the question itself takes most of
-them. What came back stays for this turn, unless the budget cannot be met otherwise.
+Recent pages are at the end of a prompt those before that end, of which the question itself takes some; the others leave
+last. What came back stays for this turn, unless the budget cannot be met otherwise.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from memdecay_adapters.engine.tier.catalogue import HostPage
 from memdecay_adapters.engine.tier.messages import Probe, QueryWindow, TierDirections
 from memdecay_adapters.engine.tier.report import TierReport
 from memdecay_adapters.engine.tracked_request import TrackedRequest
+from memdecay_agents.arrays import BoolArray
 from memdecay_agents.ledger import EvictionReason
 from memdecay_agents.recall import EvidenceArray, plan_swap, with_neighbours
 from memdecay_agents.recall.wishes import RecallWish, wished_pages
@@ -52,10 +53,12 @@ class SwapCache(Protocol):
 class OpenProbe:
     """A probe whose evidence is on its way."""
 
-    def __init__(self, rewind_to: int, away: list[HostPage], retained: list[int], room: int) -> None:
+    def __init__(self, rewind_to: int, away: list[HostPage], retained: list[int], recent: BoolArray, room: int) -> None:
         self.rewind_to = rewind_to
         self.away = away
         self.retained = retained
+        self.recent = recent
+        """bool ``[retained]``: pages that leave last."""
         self.room = room
         """Pages that may come without another leaving."""
 
@@ -154,13 +157,20 @@ class Swaps:
         if not away:
             return None
         held = held_pages(row)
-        view = state.view(rewind_to, held, tracked.request.num_prompt_tokens)
+        view = state.view(rewind_to, held, self._newest(tracked, state))
         retained = view.page_index[view.evictable].tolist()
+        kept = tracked.request.num_prompt_tokens - state.config.recent_tokens
+        recent = (view.page_index[view.evictable] + 1) * page > kept
         room = self._room(tracked, state, len(held))
         if not retained and not room:
             return None
-        self._open[request_id] = OpenProbe(rewind_to, away, retained, room)
+        self._open[request_id] = OpenProbe(rewind_to, away, retained, recent, room)
         return Probe([one.slot for one in away], [row[one].block_id for one in retained])
+
+    def _newest(self, tracked: TrackedRequest, state: SessionState) -> int:
+        """Where the recent window ends for a swap."""
+        assert self._recall is not None
+        return tracked.request.num_prompt_tokens + self._recall.recent_may_leave * state.config.recent_tokens
 
     def _room(self, tracked: TrackedRequest, state: SessionState, held_pages: int) -> int:
         """Pages of the reserve that are free, when the page of the first token behind the prompt is left out."""
@@ -189,13 +199,15 @@ class Swaps:
             return None
         pages = np.array([one.page for one in probe.away] + probe.retained, dtype=np.int64)
         evidence = with_neighbours(evidence, pages, self._recall.neighbour_share)
-        plan = plan_swap(evidence[:host], evidence[host:], self._recall.max_pages, free_pages=probe.room)
+        plan = plan_swap(
+            evidence[:host], evidence[host:], self._recall.max_pages, free_pages=probe.room, last=probe.recent
+        )
         victims = [probe.retained[index] for index in plan.send_out.tolist()]
         coming = [probe.away[index] for index in plan.bring_in.tolist()]
         found_by = {probe.away[index].page: float(evidence[index]) for index in plan.bring_in.tolist()}
         row = self._cache.row(request_id)
         brought = self._swap(
-            tracked, state, row, coming, victims, probe.rewind_to, found_by, tracked.request.num_prompt_tokens
+            tracked, state, row, coming, victims, probe.rewind_to, found_by, self._newest(tracked, state)
         )
         self._note(tracked, state, "evidence", brought, "swapped" if brought else "nothing")
         if not brought:
