@@ -4,8 +4,8 @@
     end of its prompt evidence of the newest queries -> plan_swap -> the same number out and in   the turn runs again
 
 A swap never adds a page to what the request holds beyond its budget; a reserve takes pages for which none has to leave.
-Recent pages are at the end of a prompt those before that end, of which the question itself takes some; the others leave
-last. What came back stays for this turn, unless the budget cannot be met otherwise.
+Recent pages before what is computed again leave last. What came back stays for this turn, unless the budget cannot be
+met otherwise.
 """
 
 from __future__ import annotations
@@ -157,20 +157,19 @@ class Swaps:
         if not away:
             return None
         held = held_pages(row)
-        view = state.view(rewind_to, held, self._newest(tracked, state))
+        view = state.view(rewind_to, held, self._newest(state, rewind_to))
         retained = view.page_index[view.evictable].tolist()
-        kept = tracked.request.num_prompt_tokens - state.config.recent_tokens
-        recent = (view.page_index[view.evictable] + 1) * page > kept
+        recent = (view.page_index[view.evictable] + 1) * page > rewind_to - state.config.recent_tokens
         room = self._room(tracked, state, len(held))
         if not retained and not room:
             return None
         self._open[request_id] = OpenProbe(rewind_to, away, retained, recent, room)
         return Probe([one.slot for one in away], [row[one].block_id for one in retained])
 
-    def _newest(self, tracked: TrackedRequest, state: SessionState) -> int:
-        """Where the recent window ends for a swap."""
+    def _newest(self, state: SessionState, rewind_to: int) -> int:
+        """Where the window of recent pages that stay ends for a swap: behind what is computed again it is empty."""
         assert self._recall is not None
-        return tracked.request.num_prompt_tokens + self._recall.recent_may_leave * state.config.recent_tokens
+        return rewind_to + self._recall.recent_may_leave * state.config.recent_tokens
 
     def _room(self, tracked: TrackedRequest, state: SessionState, held_pages: int) -> int:
         """Pages of the reserve that are free, when the page of the first token behind the prompt is left out."""
@@ -207,7 +206,7 @@ class Swaps:
         found_by = {probe.away[index].page: float(evidence[index]) for index in plan.bring_in.tolist()}
         row = self._cache.row(request_id)
         brought = self._swap(
-            tracked, state, row, coming, victims, probe.rewind_to, found_by, self._newest(tracked, state)
+            tracked, state, row, coming, victims, probe.rewind_to, found_by, self._newest(state, probe.rewind_to)
         )
         self._note(tracked, state, "evidence", brought, "swapped" if brought else "nothing")
         if not brought:
