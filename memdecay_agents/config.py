@@ -100,7 +100,8 @@ class MemDecayConfig(BaseModel):
     """Leading pages that no policy evicts: the first token alone takes a quarter of the mass."""
 
     recent_tokens: int = Field(default=32, ge=0)
-    """Pages that touch this many newest tokens are never evicted."""
+    """Pages that touch this many newest tokens are evicted by no policy; for what a host tier brings back they may make
+    room last (``Recall.recent_may_leave``)."""
 
     salience_neighbours: int = Field(default=8, ge=1, le=512)
     """Salience compares a token with this many retained neighbours on each side."""

@@ -147,6 +147,7 @@ def build_page_view(
     config: MemDecayConfig,
     *,
     session_key: str = "",
+    newest_tokens: int | None = None,
 ) -> PageView:
     """Gather a session's held pages.
 
@@ -156,6 +157,7 @@ def build_page_view(
         processed_tokens: tokens whose KV is computed; pages beyond are not candidates.
         config: page size, sinks, recent window, pins.
         session_key: for policies that draw numbers by session.
+        newest_tokens: where the recent window ends, beyond what is processed; None: at ``processed_tokens``.
     """
     page = config.page_size_tokens
     pages = np.asarray(held_pages, dtype=np.int64)
@@ -167,7 +169,8 @@ def build_page_view(
     if not config.policy_pins:
         pinned = np.zeros(pages.size, dtype=np.bool_)
     ends = (pages + 1) * page
-    protected = (pages < config.sink_pages) | (ends > processed_tokens - config.recent_tokens)
+    newest = processed_tokens if newest_tokens is None else newest_tokens
+    protected = (pages < config.sink_pages) | (ends > min(processed_tokens, newest - config.recent_tokens))
     return PageView(
         session_key=session_key,
         page_size_tokens=page,

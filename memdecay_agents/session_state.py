@@ -86,6 +86,8 @@ class SessionState:
         """Most pages ever held after a plan was made, the step's new ones included."""
         self.budget_bound = False
         """Whether the budget ever asked for an eviction: a budget that never bound changed nothing."""
+        self.reserve_pages = 0
+        """Pages of the budget that plans leave free where unpinned pages can make them so; set by the engine."""
         self.kept_pages: frozenset[int] = frozenset()
         """Pages that came back, or were asked for, for this turn: protected until the next one begins."""
         self._view: PageView | None = None
@@ -199,9 +201,18 @@ class SessionState:
         if new := [page for page in pages if page not in known]:
             self.ledger.allocated(self.key, new)
 
-    def view(self, processed_tokens: int, held_pages: IndexArray | Sequence[int]) -> PageView:
-        """The held pages as the policy sees them."""
-        view = build_page_view(self.tokens, held_pages, processed_tokens, self.config, session_key=self.draw_key)
+    def view(
+        self, processed_tokens: int, held_pages: IndexArray | Sequence[int], newest_tokens: int | None = None
+    ) -> PageView:
+        """The held pages as the policy sees them; see ``build_page_view``."""
+        view = build_page_view(
+            self.tokens,
+            held_pages,
+            processed_tokens,
+            self.config,
+            session_key=self.draw_key,
+            newest_tokens=newest_tokens,
+        )
         if not self.kept_pages:
             return view
         kept = np.isin(view.page_index, np.fromiter(self.kept_pages, dtype=np.int64))
@@ -215,8 +226,11 @@ class SessionState:
         *,
         pages_to_free: int | None = None,
         allow_partial: bool = True,
+        newest_tokens: int | None = None,
     ) -> EvictionPlan:
         """Plan what to free so that held and new pages fit the budget; never raises on a shortfall.
+
+        ``reserve_pages`` of the budget are left free, as far as there are pages that may go.
 
         Args:
             processed_tokens: tokens whose KV is computed; pages beyond are not candidates.
@@ -224,6 +238,7 @@ class SessionState:
             new_pages: pages that this step is about to allocate.
             pages_to_free: free so many instead, whatever the budget (pool pressure).
             allow_partial: on a shortfall free what may go; False: free nothing.
+            newest_tokens: where the recent window ends; None: at ``processed_tokens``.
         """
         self.note_held(held_pages)
         budget = self.budget_pages
@@ -232,10 +247,13 @@ class SessionState:
         if wanted is None:
             wanted = 0 if budget is None else n_held + new_pages - budget
             self.budget_bound |= wanted > 0
+            if budget is not None and self.reserve_pages and wanted + self.reserve_pages > 0:
+                may_go = int(self.view(processed_tokens, held_pages, newest_tokens).evictable.sum())
+                pages_to_free = wanted = max(wanted, min(wanted + self.reserve_pages, may_go))
         if wanted <= 0:
             plan = EvictionPlan(held_before=n_held, held_after=n_held, new_pages=new_pages, budget_pages=budget)
         else:
-            self._view = self.view(processed_tokens, held_pages)
+            self._view = self.view(processed_tokens, held_pages, newest_tokens)
             plan = plan_eviction(
                 self._view,
                 self.policy,

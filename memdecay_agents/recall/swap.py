@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memdecay_agents.arrays import IndexArray
+from memdecay_agents.arrays import BoolArray, IndexArray
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.recall.estimator import EvidenceArray
 
@@ -20,7 +20,8 @@ class SwapPlan(NamedTuple):
     bring_in: IndexArray
     """int64: indices into the host evidence, the best first."""
     send_out: IndexArray
-    """int64: indices into the retained evidence, the worst first; at most as many."""
+    """int64: indices into the retained evidence, the worst first, but those that go last behind the others; at most as
+    many."""
 
 
 def plan_swap(
@@ -31,6 +32,7 @@ def plan_swap(
     gate: float = GATE,
     *,
     free_pages: int = 0,
+    last: BoolArray | None = None,
 ) -> SwapPlan:
     """Plan a swap.
 
@@ -45,6 +47,7 @@ def plan_swap(
         pinned_best: the highest evidence of a page that may not leave; None: not known.
         gate: nothing comes in unless the best host page exceeds ``gate * pinned_best``; 0: always open.
         free_pages: pages that may come in without a victim, because the budget has room.
+        last: bool [n_retained]: pages that leave only for what no other page makes room for; None: none is such.
 
     Raises:
         ConfigError: a negative count or gate.
@@ -56,11 +59,16 @@ def plan_swap(
             remedy="Give numbers from 0 on.",
         )
     best = np.argsort(-host_evidence, kind="stable")[:max_pages]
-    worst = np.argsort(retained_evidence, kind="stable")
     free = min(free_pages, int((host_evidence[best] > 0.0).sum()))
     if pinned_best is not None and best.size and not host_evidence[best[0]] > gate * pinned_best:
-        return SwapPlan(best[:0], worst[:0])
-    pairs = min(best.size - free, worst.size)
-    gains = host_evidence[best[free : free + pairs]] > retained_evidence[worst[:pairs]]
-    swapped = int(gains.sum())  # host falls and retained rises, so that gains come first
-    return SwapPlan(best[: free + swapped], worst[:swapped])
+        return SwapPlan(best[:0], best[:0])
+    coming, leaving = free, []
+    late = np.zeros(retained_evidence.size, dtype=np.bool_) if last is None else last
+    for group in (np.flatnonzero(~late), np.flatnonzero(late)):
+        worst = group[np.argsort(retained_evidence[group], kind="stable")]
+        pairs = min(best.size - coming, worst.size)
+        gains = host_evidence[best[coming : coming + pairs]] > retained_evidence[worst[:pairs]]
+        swapped = int(gains.sum())  # host falls and retained rises, so that gains come first
+        leaving.append(worst[:swapped])
+        coming += swapped
+    return SwapPlan(best[:coming], np.concatenate(leaving))

@@ -140,6 +140,20 @@ def test_the_gate_closes_where_a_pinned_page_is_asked_for(host, retained, pinned
     assert plan.send_out.tolist() == ([] if closed else open_plan.send_out.tolist())
 
 
+@given(masses, masses, st.integers(0, 6), st.integers(0, 3), st.integers(0, 31))
+def test_pages_that_go_last_make_room_only_where_no_other_does(host, retained, most, free, marks):
+    last = np.array([bool(marks >> position & 1) for position in range(retained.size)], dtype=np.bool_)
+    plan = plan_swap(host, retained, most, free_pages=free, last=last)
+    first = plan_swap(host, retained[~last], most, free_pages=free)
+    going, early = plan.send_out.tolist(), first.bring_in.size
+    assert plan.bring_in.tolist()[:early] == first.bring_in.tolist()
+    assert [index for index in going if not last[index]] == np.flatnonzero(~last)[first.send_out].tolist()
+    rest = np.delete(host, first.bring_in)
+    more = plan_swap(rest, retained[last], most - early)
+    assert plan.bring_in.size == early + more.bring_in.size
+    assert [index for index in going if last[index]] == np.flatnonzero(last)[more.send_out].tolist()
+
+
 def test_equal_pages_stay_where_they_are_and_bad_numbers_are_refused():
     same = np.full(3, 0.5)
     assert plan_swap(same, same, 2).bring_in.size == 0

@@ -142,6 +142,32 @@ def test_without_what_came_back_the_oracle_says_otherwise(talk, random_oracle):
     assert logprob_distance(rows, len(talk.prompt), talk.result) > 100 * talk.distance(random_oracle)
 
 
+def test_a_reserve_takes_what_comes_back_and_the_turn_equals_the_oracle(talk, random_oracle):
+    def reserve(pages: int):
+        def set_it(llm, internals):
+            swaps, book = internals.scheduler.connector.swaps, internals.controller.tier
+            recall = book.tier.recall.model_copy(update={"reserve_pages": pages})
+            book.tier = book.tier.model_copy(update={"recall": recall})
+            swaps._recall = recall
+
+        talk.engine.run_on_engine_thread(set_it)
+
+    reserve(4)
+    try:
+        for number in range(4):
+            result = talk.turn(question=10)
+            assert talk.distance(random_oracle) <= MAX_DISTANCE
+            assert result.retention.peak_pages_decode <= result.retention.budget_pages
+            assert result.retention.pages_held <= result.retention.budget_pages
+            mine = [move.reason for move in talk.moves if move.request_id == result.retention.request_id]
+            if number:  # the first prompt is longer than the reserve
+                assert mine.count("swapped_in") == 2
+                assert "swapped_out" not in mine
+    finally:
+        reserve(0)
+    talk.engine.ledger().check_integrity()
+
+
 def test_pages_asked_for_are_there_when_the_turn_begins(talk, random_oracle):
     first = talk.turn()
     gone = [page for a, b, _, held in first.retention.page_runs if not held for page in range(a, b)]

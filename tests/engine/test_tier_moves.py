@@ -22,8 +22,8 @@ AGENTS = 3
 class Conversations:
     """Three agents of two tenants over one model; each thing that happens is drawn from a seed."""
 
-    def __init__(self, seed: int, host_pages: int, rerun: int | str) -> None:
-        recall = Recall(heads=HEADS, max_pages=3, rerun=rerun)
+    def __init__(self, seed: int, host_pages: int, rerun: int | str, reserve_pages: int = 0) -> None:
+        recall = Recall(heads=HEADS, max_pages=3, rerun=rerun, reserve_pages=reserve_pages)
         self.model = TierModel(
             44, HostTier(max_bytes=host_pages, max_bytes_per_agent=host_pages * 2 // 3, recall=recall)
         )
@@ -79,10 +79,15 @@ class Conversations:
             model.preempt(next(name for name in model.rows if name != self.running[agent]))
 
 
-@given(seed=st.integers(0, 10**6), host_pages=st.sampled_from([3, 12, 200]), rerun=st.sampled_from(["turn", 8, 40]))
+@given(
+    seed=st.integers(0, 10**6),
+    host_pages=st.sampled_from([3, 12, 200]),
+    rerun=st.sampled_from(["turn", 8, 40]),
+    reserve=st.sampled_from([0, 0, 2, 5]),
+)
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-def test_every_page_holds_its_own_bytes_and_budgets_hold(seed, host_pages, rerun):
-    conversations = Conversations(seed, host_pages, rerun)
+def test_every_page_holds_its_own_bytes_and_budgets_hold(seed, host_pages, rerun, reserve):
+    conversations = Conversations(seed, host_pages, rerun, reserve)
     for _ in range(150):
         conversations.act()
     model = conversations.model
@@ -105,3 +110,24 @@ def test_the_model_does_what_it_is_meant_to_try():
     model.controller.close_sessions()
     assert len(model.book.catalogue) == 0
     assert len(model.free) == model.pool_pages
+
+
+def test_a_reserve_takes_pages_for_which_none_leaves():
+    conversations = Conversations(7, 200, "turn", reserve_pages=4)
+    for _ in range(1200):
+        conversations.act()
+    model = conversations.model
+    assert model.reruns > 20
+    assert model.grown > 10
+    for session in model.controller.sessions:
+        state = session.state
+        may_go = state.view(len(session.token_ids), session.held_pages).evictable
+        assert len(session.held_pages) <= (state.budget_pages or 0) - 4 or not may_go.any()
+
+
+def test_without_a_reserve_no_row_grows_by_a_swap():
+    conversations = Conversations(7, 200, "turn")
+    for _ in range(1200):
+        conversations.act()
+    assert conversations.model.reruns > 20
+    assert not conversations.model.grown

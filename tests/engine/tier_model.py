@@ -72,6 +72,8 @@ class TierModel:
     truth: dict[str, dict[int, dict[int, int]]] = field(default_factory=dict)
     """Session key to page to what its bytes must be."""
     reruns: int = 0
+    grown: int = 0
+    """Swaps after which a row held more pages."""
     restored: int = 0
     reused: int = 0
     """Blocks that were copied out of and written, or copied into, before the same step's end."""
@@ -155,7 +157,11 @@ class TierModel:
                 request.num_computed_tokens = matched
         row, before = self.rows[name], request.num_computed_tokens
         if row:
-            self.drop_pages(row, controller.pages_to_evict(name, held_pages(row), len(row), before))
+            held, budget = held_pages(row), self._state(name).budget_pages
+            gone = controller.pages_to_evict(name, held, len(row), before)
+            if request.num_tokens - before <= 1:
+                assert not gone or len(held) + 1 > budget, "a page leaves in decode, and the budget has room"
+            self.drop_pages(row, gone)
         tokens = min(request.num_tokens - before, most_tokens)
         needed = -(-(before + tokens) // PAGE) - len(row)
         if needed > len(self.free):
@@ -218,7 +224,11 @@ class TierModel:
         request = self.requests[name]
         if probe is not None:
             evidence = np.random.default_rng(evidence_seed).random(len(probe.slots) + len(probe.blocks))
+            before, budget = len(held_pages(self.rows[name])), self._state(name).budget_pages
             rewind_to = self.swaps.decide(name, evidence)
+            after = len(held_pages(self.rows[name]))
+            assert after <= max(before, budget), "a swap goes beyond the budget"
+            self.grown += after > before
             if rewind_to is not None:
                 assert rewind_to < request.num_tokens
                 request.num_computed_tokens = rewind_to

@@ -89,6 +89,7 @@ class EvictionController(SessionTurns):
         elif tracked.is_decoding(processed_tokens):
             needed_pages = max(processed_tokens // self.page_size_tokens + 1 - table_pages, 0)
         state = self._state_of(tracked)
+        state.reserve_pages = self._reserve_of(tracked, processed_tokens)
         self.refresh_share(tracked, state)
         started = time.perf_counter_ns()
         plan = state.plan(processed_tokens, held_pages, needed_pages)
@@ -104,6 +105,12 @@ class EvictionController(SessionTurns):
         if freed:
             self.events.count(PLANNING_SECONDS, by=time.perf_counter_ns() - started)
         return freed
+
+    def _reserve_of(self, tracked: TrackedRequest, processed_tokens: int) -> int:
+        """Pages kept free for recall: between two turns, and in one until its evidence was weighed."""
+        recall = None if self.tier is None else self.tier.tier.recall
+        in_use = tracked.recall.decided or tracked.is_decoding(processed_tokens)
+        return 0 if recall is None or (in_use and not tracked.request.is_finished()) else recall.reserve_pages
 
     # ---- carried out for a budget, or for pool pressure
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from memdecay_adapters.engine.tier import HostTier, Recall
 from memdecay_adapters.evaluation.forced_tokens import FORCED_KEY
 from memdecay_adapters.evaluation.questions import chat_turn, token_question
-from memdecay_adapters.evaluation.verify import QUESTION_ROOM_TOKENS, EngineVerifier, Run
+from memdecay_adapters.evaluation.verify import EngineVerifier, Run
 from memdecay_adapters.models import resolve_model
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.evaluation.asking import Asking, asked_facts
@@ -98,6 +98,12 @@ class RecallVerifier(EngineVerifier):
             forced = tokenizer(answered, add_special_tokens=False)["input_ids"] if answered else []
             yield _Asked(fact, list(tokens.stem_ids), list(forced), tokens.candidates)
 
+    def _room(self, budget_tokens: int, n_tokens: int, asked_tokens: int) -> int:
+        """The budget and the pages that a question and its answer add, no more: asking evicts nothing by itself."""
+        page = self.engine.config.page_size_tokens
+        added = -(-(n_tokens + asked_tokens + 1) // page) - -(-n_tokens // page)
+        return (budget_tokens // page + added) * page
+
     def _answers(self, runs: Sequence[Run], asked: _Asked, asking: Asking) -> list[FactOutcome]:
         from vllm import SamplingParams
 
@@ -113,7 +119,7 @@ class RecallVerifier(EngineVerifier):
         for run in runs:
             trace, n_tokens = run.trace, run.trace.n_tokens
             last = trace.turns()[-1]._replace(prompt_end=n_tokens, end=n_tokens)
-            room = None if run.tokens is None else run.tokens + QUESTION_ROOM_TOKENS
+            room = None if run.tokens is None else self._room(run.tokens, n_tokens, len(asked.stem) + len(asked.forced))
             hints = turn_hints(trace, len(trace.turns()), last, run.id, room, run.variant)
             spans = (*hints.spans, Span(n_tokens, n_tokens + len(asked.stem), "user"))
             ids = [*trace.token_ids.tolist(), *asked.stem]

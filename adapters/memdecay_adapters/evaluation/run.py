@@ -61,6 +61,8 @@ class EvaluateOptions:
     """Of the recall stage."""
     recall_pages: int = 4
     """That come back in a turn at most, in the recall stage."""
+    reserve_pages: int = 0
+    """Of the budget, kept free for them, in the recall stage."""
     cache: Path | None = None
 
     def check(self) -> None:
@@ -217,7 +219,7 @@ class Evaluation:
         from memdecay_adapters.evaluation.recall_stage import run_recall
 
         work = [(trace, self.todo(trace)) for trace in traces]
-        recall = Recall(max_pages=self.options.recall_pages)
+        recall = Recall(max_pages=self.options.recall_pages, reserve_pages=self.options.reserve_pages)
         return run_recall(self.options.model, work, self.options.askings, recall, self.store, self.progress)
 
     def _key(self, trace: TokenTrace) -> str:

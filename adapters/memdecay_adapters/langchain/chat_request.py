@@ -12,6 +12,7 @@ from langchain_core.messages import BaseMessage
 from memdecay_adapters.langchain.answer_format import AnswerFormat, chosen_format
 from memdecay_adapters.langchain.answer_reader import AnswerReader
 from memdecay_adapters.langchain.call_settings import CALL_KEYS, CallSettings, ModelDefaults, resolve_call
+from memdecay_adapters.langchain.needs import needed_next
 from memdecay_adapters.langchain.parser_choice import AUTO
 from memdecay_adapters.langchain.prompt import TagErrors, build_prompt, chat_template_of
 from memdecay_adapters.langchain.region_rules import DEFAULT_RULES, RegionRules
@@ -168,6 +169,7 @@ def build_request(
         spans=spans,
         messages=messages_that_fit(spans, prompt.message_spans),
         output_region=region,
+        needs_next=needed_next(messages, prompt.message_spans, engine.config.region_names),
     )
     return ChatRequest(
         engine=engine,

@@ -14,8 +14,8 @@ from memdecay_agents.regions import REGIONS
 
 Message = TypeVar("Message", bound=BaseMessage)
 
-Replaced = str | BaseMessage | Iterable[str | BaseMessage]
-"""What a tag supersedes: ids of messages or tool calls, or the messages themselves."""
+Named = str | BaseMessage | Iterable[str | BaseMessage]
+"""What a tag supersedes, or says is needed: ids of messages or tool calls, or the messages themselves."""
 
 
 def tag(
@@ -23,18 +23,19 @@ def tag(
     region: str,
     *,
     pinned: bool = False,
-    supersedes: Replaced = (),
+    supersedes: Named = (),
+    needs_next: Named = (),
     config: MemDecayConfig | None = None,
 ) -> dict[str, Any]:
     """Return a text content block tagged with a region: the form that survives merging best.
 
-    ``supersedes`` as for `mark`.
+    ``supersedes`` and ``needs_next`` as for `mark`.
 
     Raises:
-        TagError: the region is none of the configuration's (without one: of the seven), or ``supersedes`` names a
-            message that has no id.
+        TagError: the region is none of the configuration's (without one: of the seven), or ``supersedes`` or
+            ``needs_next`` names a message that has no id.
     """
-    entry = _entry(region, pinned, supersedes, _known(config), f"tag({text[:24]!r}...)")
+    entry = _entry(region, pinned, supersedes, needs_next, _known(config), f"tag({text[:24]!r}...)")
     return {"type": "text", "text": text, "extras": {TAG_KEY: entry}}
 
 
@@ -43,7 +44,8 @@ def mark(
     what: str | Iterable[tuple[int, int, str]],
     *,
     pinned: bool = False,
-    supersedes: Replaced = (),
+    supersedes: Named = (),
+    needs_next: Named = (),
     config: MemDecayConfig | None = None,
 ) -> Message:
     """Return a copy of a message tagged as a whole (a region) or in parts ((start, end, region) of its text).
@@ -57,11 +59,13 @@ def mark(
         supersedes: earlier messages that this one replaces, themselves or by id: they stay in the prompt, their
             cache pages go first. A tool call and its result are one unit, by either one's id. An id that no
             earlier message of a prompt has says nothing.
+        needs_next: messages, named alike, that the turn after this one will need: with a host tier, what left the
+            device comes back before that turn begins. Heard in the newest input, behind the last answer, only.
         config: knows the regions; None: the seven.
 
     Raises:
         TagError: no message, an unknown region, a span that is empty, overlaps another, or lies beyond the text, or
-            a message in ``supersedes`` that has no id.
+            a message in ``supersedes`` or ``needs_next`` that has no id.
     """
     if not isinstance(message, BaseMessage):
         raise TagError(
@@ -71,9 +75,9 @@ def mark(
         )
     known, where = _known(config), tag_place(message)
     if isinstance(what, str):
-        new, parts = [_entry(what, pinned, supersedes, known, where)], False
+        new, parts = [_entry(what, pinned, supersedes, needs_next, known, where)], False
     else:
-        new, parts = _span_entries(message_text(message), what, pinned, supersedes, known, where), True
+        new, parts = _span_entries(message_text(message), what, pinned, supersedes, needs_next, known, where), True
     kept = [raw for raw in raw_tags(message) if isinstance(raw, dict) and ("start" in raw) != parts]
     return message.model_copy(
         update={"additional_kwargs": {**message.additional_kwargs, TAG_KEY: [*kept, *new]}},
@@ -84,20 +88,23 @@ def _known(config: MemDecayConfig | None) -> tuple[str, ...]:
     return REGIONS if config is None else config.region_names
 
 
-def _entry(region: str, pinned: bool, supersedes: Replaced, known: Collection[str], where: str) -> dict[str, Any]:
+def _entry(
+    region: str, pinned: bool, supersedes: Named, needs_next: Named, known: Collection[str], where: str
+) -> dict[str, Any]:
     entry: dict[str, Any] = {"region": region, "pinned": True} if pinned else {"region": region}
-    replaced = [supersedes] if isinstance(supersedes, (str, BaseMessage)) else list(supersedes)
-    if replaced:
-        entry["supersedes"] = [_id_of(one, where) for one in replaced]
+    for field, named in (("supersedes", supersedes), ("needs_next", needs_next)):
+        names = [named] if isinstance(named, (str, BaseMessage)) else list(named)
+        if names:
+            entry[field] = [_id_of(one, where) for one in names]
     check_tag(entry, known, where)
     return entry
 
 
-def _id_of(replaced: str | BaseMessage, where: str) -> str:
-    """The id that stands for a superseded message: a tool result's call id, else the message's own."""
-    name = replaced if isinstance(replaced, str) else getattr(replaced, "tool_call_id", None) or replaced.id
+def _id_of(named: str | BaseMessage, where: str) -> str:
+    """The id that stands for a message: a tool result's call id, else the message's own."""
+    name = named if isinstance(named, str) else getattr(named, "tool_call_id", None) or named.id
     if not name:
-        rule = f"it supersedes a {type(replaced).__name__} that has no id"
+        rule = f"it names a {type(named).__name__} that has no id"
         raise TagError(where=where, rule=rule, remedy="Give that message an id, or let it go through the graph first.")
     return name
 
@@ -106,7 +113,8 @@ def _span_entries(
     text: str,
     spans: Iterable[tuple[int, int, str]],
     pinned: bool,
-    supersedes: Replaced,
+    supersedes: Named,
+    needs_next: Named,
     known: Collection[str],
     where: str,
 ) -> list[dict[str, Any]]:
@@ -117,6 +125,6 @@ def _span_entries(
             raise TagError(where=where, rule=rule, remedy="Count characters of message_text(message).")
         covered = text[start:end]
         span = {"start": start, "end": end, "length": len(covered), "sha256": text_hash(covered)}
-        entries.append({**_entry(region, pinned, supersedes, known, where), **span})
+        entries.append({**_entry(region, pinned, supersedes, needs_next, known, where), **span})
         last_end = end
     return entries

@@ -11,6 +11,8 @@ when chunks or messages merge; bare strings would be concatenated). A text block
     {..., "pinned": true}                                       these tokens are never evicted
     {..., "supersedes": ["call_7", "msg-3"]}                    earlier messages (by id) and tool calls with their
                                                                 results (by call id) that this replaces
+    {..., "needs_next": ["call_7", "msg-3"]}                    in a turn's new input: what its next turn will need,
+                                                                named alike; it comes back from host memory then
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ HASH_DIGITS = 16
 """Hexadecimal digits of the SHA-256 that a sub-message tag carries."""
 
 _SPAN_FIELDS = frozenset({"start", "end", "length", "sha256"})
-_FIELDS = frozenset({"region", "source", "pinned", "supersedes"}) | _SPAN_FIELDS
+_FIELDS = frozenset({"region", "source", "pinned", "supersedes", "needs_next"}) | _SPAN_FIELDS
 
 
 class TextSpan(NamedTuple):
@@ -56,6 +58,8 @@ class Tag:
     span: TextSpan | None = None
     supersedes: tuple[str, ...] = ()
     """Ids of messages, and of tool calls with their results, that stand earlier and are replaced."""
+    needs_next: tuple[str, ...] = ()
+    """Such ids that the next turn will need."""
 
 
 TagErrorHandler = Callable[[TagError], None]
@@ -152,13 +156,15 @@ def check_tag(raw: object, known: Collection[str], where: str) -> Tag:
     region, pinned = raw.get("region"), raw.get("pinned", False)
     if not isinstance(region, str) or not isinstance(pinned, bool):
         raise _malformed(where, "'region' must be a string and 'pinned' a bool")
-    supersedes = raw.get("supersedes", [])
-    if not isinstance(supersedes, list) or not all(isinstance(name, str) for name in supersedes):
-        raise _malformed(where, "'supersedes' must be a list of ids")
+    ids = {field: raw.get(field, []) for field in ("supersedes", "needs_next")}
+    for field, names in ids.items():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise _malformed(where, f"'{field}' must be a list of ids")
     if region not in known:
         rule = f"unknown region {region!r}; known are {', '.join(known)}"
         raise TagError(where=where, rule=rule, remedy="Use a known region, or add it in MemDecayConfig(regions=...).")
-    return Tag(region, pinned, raw.get("source") == "node", _parse_span(raw, where), tuple(supersedes))
+    span, from_node = _parse_span(raw, where), raw.get("source") == "node"
+    return Tag(region, pinned, from_node, span, tuple(ids["supersedes"]), tuple(ids["needs_next"]))
 
 
 def _parse_span(raw: dict[str, Any], where: str) -> TextSpan | None:

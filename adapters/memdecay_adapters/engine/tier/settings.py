@@ -17,7 +17,12 @@ class Recall(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_pages: int = Field(default=4, ge=1, le=64)
-    """Pages that come back at most; as many others leave."""
+    """Pages that come back at most; as many others leave, less those that a reserve has room for."""
+    reserve_pages: int = Field(default=0, ge=0, le=64)
+    """Pages of the budget that the policy leaves free for what comes back, so that so many fewer have to leave for it;
+    less where pinned and protected pages fill the budget. 0: what comes back takes the place of what leaves."""
+    recent_may_leave: bool = True
+    """Whether recent pages before what is computed again may make room where no other page does; False: never."""
     query_tokens: int = Field(default=16, ge=1, le=256)
     """Newest tokens of the turn whose queries count."""
     neighbour_share: float = Field(default=NEIGHBOUR_SHARE, ge=0.0, le=1.0)

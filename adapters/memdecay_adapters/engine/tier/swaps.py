@@ -3,8 +3,9 @@
     start of a turn   pages wished for come back, the lowest in the policy's order make room      nothing is computed
     end of its prompt evidence of the newest queries -> plan_swap -> the same number out and in   the turn runs again
 
-A swap never adds a page to what the request holds beyond its budget. What came back stays for this turn, unless the
-budget cannot be met otherwise.
+A swap never adds a page to what the request holds beyond its budget; a reserve takes pages for which none has to leave.
+Recent pages before what is computed again leave last. What came back stays for this turn, unless the budget cannot be
+met otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from memdecay_adapters.engine.tier.catalogue import HostPage
 from memdecay_adapters.engine.tier.messages import Probe, QueryWindow, TierDirections
 from memdecay_adapters.engine.tier.report import TierReport
 from memdecay_adapters.engine.tracked_request import TrackedRequest
+from memdecay_agents.arrays import BoolArray
 from memdecay_agents.ledger import EvictionReason
 from memdecay_agents.recall import EvidenceArray, plan_swap, with_neighbours
 from memdecay_agents.recall.wishes import RecallWish, wished_pages
@@ -51,10 +53,14 @@ class SwapCache(Protocol):
 class OpenProbe:
     """A probe whose evidence is on its way."""
 
-    def __init__(self, rewind_to: int, away: list[HostPage], retained: list[int]) -> None:
+    def __init__(self, rewind_to: int, away: list[HostPage], retained: list[int], recent: BoolArray, room: int) -> None:
         self.rewind_to = rewind_to
         self.away = away
         self.retained = retained
+        self.recent = recent
+        """bool ``[retained]``: pages that leave last."""
+        self.room = room
+        """Pages that may come without another leaving."""
 
 
 class Swaps:
@@ -150,12 +156,26 @@ class Swaps:
         away = [one for one in self._book.catalogue.away(state.key) if one.page < rewind_to // page]
         if not away:
             return None
-        view = state.view(rewind_to, held_pages(row))
+        held = held_pages(row)
+        view = state.view(rewind_to, held, self._newest(state, rewind_to))
         retained = view.page_index[view.evictable].tolist()
-        if not retained:
+        recent = (view.page_index[view.evictable] + 1) * page > rewind_to - state.config.recent_tokens
+        room = self._room(tracked, state, len(held))
+        if not retained and not room:
             return None
-        self._open[request_id] = OpenProbe(rewind_to, away, retained)
+        self._open[request_id] = OpenProbe(rewind_to, away, retained, recent, room)
         return Probe([one.slot for one in away], [row[one].block_id for one in retained])
+
+    def _newest(self, state: SessionState, rewind_to: int) -> int:
+        """Where the window of recent pages that stay ends for a swap: behind what is computed again it is empty."""
+        assert self._recall is not None
+        return rewind_to + self._recall.recent_may_leave * state.config.recent_tokens
+
+    def _room(self, tracked: TrackedRequest, state: SessionState, held_pages: int) -> int:
+        """Pages of the reserve that are free, when the page of the first token behind the prompt is left out."""
+        assert self._recall is not None
+        next_page = int(tracked.request.num_prompt_tokens % state.config.page_size_tokens == 0)
+        return max(min(self._recall.reserve_pages, (state.budget_pages or 0) - held_pages - next_page), 0)
 
     def decide(self, request_id: str, evidence: EvidenceArray | None) -> int | None:
         """Swap by what the worker found, if it says so.
@@ -178,12 +198,16 @@ class Swaps:
             return None
         pages = np.array([one.page for one in probe.away] + probe.retained, dtype=np.int64)
         evidence = with_neighbours(evidence, pages, self._recall.neighbour_share)
-        plan = plan_swap(evidence[:host], evidence[host:], self._recall.max_pages)
+        plan = plan_swap(
+            evidence[:host], evidence[host:], self._recall.max_pages, free_pages=probe.room, last=probe.recent
+        )
         victims = [probe.retained[index] for index in plan.send_out.tolist()]
         coming = [probe.away[index] for index in plan.bring_in.tolist()]
         found_by = {probe.away[index].page: float(evidence[index]) for index in plan.bring_in.tolist()}
         row = self._cache.row(request_id)
-        brought = self._swap(tracked, state, row, coming, victims, probe.rewind_to, found_by)
+        brought = self._swap(
+            tracked, state, row, coming, victims, probe.rewind_to, found_by, self._newest(state, probe.rewind_to)
+        )
         self._note(tracked, state, "evidence", brought, "swapped" if brought else "nothing")
         if not brought:
             return None
@@ -208,6 +232,7 @@ class Swaps:
         victims: Sequence[int] | int,
         processed: int,
         evidence: Mapping[int, float] | None = None,
+        newest_tokens: int | None = None,
     ) -> dict[int, Block]:
         """Send pages out and bring others in; what comes is limited by the blocks that there are then.
 
@@ -219,6 +244,7 @@ class Swaps:
             victims: pages to send out, or how many, then the policy's lowest.
             processed: the first token that sees the row as it is then.
             evidence: by page, for the ledger.
+            newest_tokens: where the recent window ends; None: at ``processed``.
 
         Returns:
             The pages that came, with their blocks.
@@ -228,7 +254,7 @@ class Swaps:
         request_id, held = tracked.request.request_id, held_pages(row)
         self._book.catalogue.hold(coming)
         if victims:
-            plan = state.plan(processed, held, pages_to_free=len(held))
+            plan = state.plan(processed, held, pages_to_free=len(held), newest_tokens=newest_tokens)
             if isinstance(victims, int):
                 leaving = plan.pages[:victims]
             else:

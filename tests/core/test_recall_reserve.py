@@ -1,0 +1,74 @@
+"""The reserve of a budget, and the recent window at the end of a question: what plans leave free and may let go."""
+
+from __future__ import annotations
+
+import numpy as np
+from core_helpers import lay, pieces, session, state_of, view_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memdecay_agents import MemDecayConfig, Span
+from memdecay_agents.pages import build_page_view
+from memdecay_agents.spans import SpanFlag
+
+PAGE = 16
+
+
+def planned(spans, budget_pages: int, reserve: int, new_pages: int = 0):
+    """A session that has computed all of its tokens, its plan, and the pages that may go."""
+    state = session(MemDecayConfig(page_size_tokens=PAGE), spans=spans, budget_tokens=budget_pages * PAGE)
+    n = spans[-1].end
+    state.on_computed(n, 1)
+    state.reserve_pages = reserve
+    held = range(-(-n // PAGE))
+    may_go = int(state.view(n, list(held)).evictable.sum())
+    return state.plan(n, list(held), new_pages), may_go
+
+
+@given(pieces=pieces(max_size=6), budget=st.integers(1, 20), reserve=st.integers(1, 6), new=st.integers(0, 1))
+def test_a_reserve_is_made_of_what_may_go_and_never_is_a_shortfall(pieces, budget, reserve, new):
+    spans = tuple(lay(pieces))
+    without, may_go = planned(spans, budget, 0, new)
+    plan, _ = planned(spans, budget, reserve, new)
+    wanted = plan.held_before + new - budget + reserve
+    assert len(plan.pages) == min(max(wanted, 0), may_go)
+    assert plan.shortfall_pages == without.shortfall_pages
+    assert plan.pages[: len(without.pages)] == without.pages or plan.quota, "the same order, some pages more"
+    assert plan.held_after + new <= budget + plan.shortfall_pages
+
+
+def test_without_over_budget_a_reserve_still_binds():
+    spans = (Span(0, 16, "system"), Span(16, 160, "tool_out"))
+    assert not planned(spans, 10, 0)[0].pages
+    assert len(planned(spans, 10, 3)[0].pages) == 3
+    assert len(planned(spans, 12, 3)[0].pages) == 1
+    assert not planned(spans, 13, 3)[0].pages
+
+
+@given(
+    pieces=pieces(min_size=2, flags=[SpanFlag.NONE, SpanFlag.PINNED]),
+    share=st.floats(0.1, 1.0),
+    beyond=st.integers(0, 100),
+)
+def test_the_recent_window_can_end_behind_what_is_processed(pieces, share, beyond):
+    config = MemDecayConfig(page_size_tokens=PAGE)
+    spans = lay(pieces)
+    state = state_of(spans, config, observations=0)
+    processed = int(share * state.n_tokens)
+    newest = min(processed + beyond, state.n_tokens)
+    held = np.arange(-(-state.n_tokens // PAGE))
+    at_processed = build_page_view(state, held, processed, config)
+    view = build_page_view(state, held, processed, config, newest_tokens=newest)
+    ends = (held + 1) * PAGE
+    assert not view.evictable[ends > processed].any(), "a page that is not complete stays"
+    assert not view.evictable[ends > newest - config.recent_tokens].any()
+    assert not view.evictable[view.pinned].any()
+    assert not (at_processed.evictable & ~view.evictable).any(), "more may go, none fewer"
+    free = (ends <= processed) & (ends <= newest - config.recent_tokens) & ~view.pinned & (held >= config.sink_pages)
+    assert view.evictable[free].all()
+
+
+def test_by_default_it_ends_at_what_is_processed():
+    spans = [Span(0, 200, "tool_out")]
+    view = view_of(spans, MemDecayConfig(page_size_tokens=PAGE))
+    assert view.page_index[view.evictable].tolist() == list(range(1, 10))
