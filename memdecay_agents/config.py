@@ -112,7 +112,7 @@ class MemDecayConfig(BaseModel):
     salience_floor_relative: float = Field(default=1e-3, gt=0.0)
     """Floor of the relative mass inside the salience logarithm, so that a zero stays finite."""
 
-    measure_every_steps: int = Field(default=4, ge=1)
+    measure_every_steps: int = Field(default=8, ge=1)
     """Engine steps from one measurement of attention to the next; it stands for the queries between."""
 
     observed_layers: Literal["all"] | int | tuple[int, ...] = 3
