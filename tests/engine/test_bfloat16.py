@@ -17,7 +17,7 @@ pytestmark = pytest.mark.engine
 
 AMX = torch.cpu._is_amx_tile_supported()
 MIN_TOP1_AGREEMENT = 0.8  # measured: 0.98 and 1.00
-MAX_LOGPROB_DISTANCE = 0.5  # measured: 0.25
+MAX_PART_OF_UNMASKED = 0.25  # of the distance to an oracle that sees what was evicted; measured: 0.1
 MAX_MASS_DISTANCE = 0.05  # L1 over all tokens; measured: 0.006
 
 
@@ -53,6 +53,7 @@ def test_bfloat16_evicts_within_its_budget_and_agrees_with_the_oracle(engine_nam
     expected = oracle.logprobs(sequence[:-1], evictions)
     agreed = (expected[len(ids) - 1 :].argmax(-1) == torch.tensor(result.token_ids)).float().mean().item()
     distance = logprob_distance(expected, len(ids), result)
+    unmasked = logprob_distance(oracle.logprobs(sequence[:-1], []), len(ids), result)
     # the engine's own tokens, so that one disagreement does not carry over to the next
     masses = []
     for computed, token_index, mass, queries in [seen[0], seen[-1]]:
@@ -60,9 +61,9 @@ def test_bfloat16_evicts_within_its_budget_and_agrees_with_the_oracle(engine_nam
         wanted = expected_mass(oracle, sequence[:computed], queries, layers_of(engine, oracle), gone)
         masses.append(float(np.abs(mass - wanted[token_index]).sum()))
         assert abs(float(mass.sum()) - 1) < 1e-4
-    print(f"{name}: top-1 agreement {agreed:.2f}, logprob distance {distance:.3f}, mass distances {masses}")
+    print(f"{name}: top-1 agreement {agreed:.2f}, logprob distance {distance:.3f} of {unmasked:.3f}, mass distances {masses}")
     assert agreed >= MIN_TOP1_AGREEMENT
-    assert distance <= MAX_LOGPROB_DISTANCE
+    assert distance <= MAX_PART_OF_UNMASKED * unmasked
     assert max(masses) <= MAX_MASS_DISTANCE
 
 
