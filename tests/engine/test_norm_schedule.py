@@ -52,7 +52,7 @@ def asked_in(states: dict[str, TokenState], config: MemDecayConfig, steps: int) 
     st.lists(st.integers(1, 100), min_size=1, max_size=4),
     st.sampled_from([16, 32]),
     st.integers(0, 80),
-    st.integers(1, 9),
+    st.integers(1, 20),
 )
 def test_norms_of_pages_that_may_go_are_known_as_if_they_were_read_whenever_attention_is(begins, page, recent, stride):
     config = MemDecayConfig(page_size_tokens=page, recent_tokens=recent, measure_every_steps=stride)
