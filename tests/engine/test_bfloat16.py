@@ -61,9 +61,7 @@ def test_bfloat16_evicts_within_its_budget_and_agrees_with_the_oracle(engine_nam
         wanted = expected_mass(oracle, sequence[:computed], queries, layers_of(engine, oracle), gone)
         masses.append(float(np.abs(mass - wanted[token_index]).sum()))
         assert abs(float(mass.sum()) - 1) < 1e-4
-    print(
-        f"{name}: top-1 agreement {agreed:.2f}, logprob distance {distance:.3f} of {unmasked:.3f}, mass distances {masses}"
-    )
+    print(f"{name}: top-1 agreement {agreed:.2f}, logprob distance {distance:.3f} of {unmasked:.3f}, masses {masses}")
     assert agreed >= MIN_TOP1_AGREEMENT
     assert distance <= MAX_PART_OF_UNMASKED * unmasked
     assert max(masses) <= MAX_MASS_DISTANCE
