@@ -22,8 +22,9 @@ AGENTS = 3
 class Conversations:
     """Three agents of two tenants over one model; each thing that happens is drawn from a seed."""
 
-    def __init__(self, seed: int, host_pages: int, rerun: int | str, reserve_pages: int = 0) -> None:
-        recall = Recall(heads=HEADS, max_pages=3, rerun=rerun, reserve_pages=reserve_pages)
+    def __init__(self, seed: int, host_pages: int, rerun: int | str, system_tokens: int = 16, **recalling) -> None:
+        recall = Recall(heads=HEADS, max_pages=3, rerun=rerun, **recalling)
+        self.system_tokens = system_tokens
         self.model = TierModel(
             44, HostTier(max_bytes=host_pages, max_bytes_per_agent=host_pages * 2 // 3, recall=recall)
         )
@@ -55,7 +56,7 @@ class Conversations:
         if len(history) > 400 or (history and draw.random() < 0.1):
             history = history[: draw.randrange(1, len(history))]  # an edited history
         tokens = [*history, *(draw.randrange(3, 900) for _ in range(draw.randrange(1, 150)))]
-        system = min(16, len(tokens) - 1)
+        system = min(self.system_tokens, len(tokens) - 1)
         cut = draw.randrange(system + 1, len(tokens)) if len(tokens) > system + 1 else len(tokens)
         spans = [span for span in (Span(0, system, "system"), Span(system, cut, "tool_out"),
                                    Span(cut, len(tokens), "user")) if span.start < span.end]  # fmt: skip
@@ -87,7 +88,7 @@ class Conversations:
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_page_holds_its_own_bytes_and_budgets_hold(seed, host_pages, rerun, reserve):
-    conversations = Conversations(seed, host_pages, rerun, reserve)
+    conversations = Conversations(seed, host_pages, rerun, reserve_pages=reserve)
     for _ in range(150):
         conversations.act()
     model = conversations.model
@@ -110,6 +111,19 @@ def test_the_model_does_what_it_is_meant_to_try():
     model.controller.close_sessions()
     assert len(model.book.catalogue) == 0
     assert len(model.free) == model.pool_pages
+
+
+def test_nothing_comes_back_while_a_pinned_page_knows_better():
+    conversations = Conversations(7, 200, "turn", system_tokens=64, neighbour_share=0.0, pinned_gate=1.0)
+    for _ in range(1200):
+        conversations.act()
+    seen = [
+        (came, max(evidence[:away]) > max(evidence[-3:]))  # four pinned pages, one of them the sink
+        for away, evidence, came in conversations.model.decisions
+    ]
+    assert all(better for came, better in seen if came)
+    assert sum(came for came, _ in seen) > 10
+    assert sum(not better for _, better in seen) > 10
 
 
 def test_a_reserve_takes_pages_for_which_none_leaves():

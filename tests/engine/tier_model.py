@@ -75,6 +75,8 @@ class TierModel:
     grown: int = 0
     """Swaps after which a row held more pages."""
     restored: int = 0
+    decisions: list[tuple[int, list[float], bool]] = field(default_factory=list)
+    """Pages away, the evidence of them and then of those on the device, whether any came back."""
     reused: int = 0
     """Blocks that were copied out of and written, or copied into, before the same step's end."""
 
@@ -226,6 +228,7 @@ class TierModel:
             evidence = np.random.default_rng(evidence_seed).random(len(probe.slots) + len(probe.blocks))
             before, budget = len(held_pages(self.rows[name])), self._state(name).budget_pages
             rewind_to = self.swaps.decide(name, evidence)
+            self.decisions.append((len(probe.slots), evidence.tolist(), rewind_to is not None))
             after = len(held_pages(self.rows[name]))
             assert after <= max(before, budget), "a swap goes beyond the budget"
             self.grown += after > before

@@ -42,6 +42,7 @@ def evaluate(
         str, typer.Option(help="Of --tier host: verbatim, paraphrased, several, chat; default: all.")
     ] = "",
     recall_pages: Annotated[int, typer.Option(min=1, max=64, help="Of --tier host: most pages a turn.")] = 4,
+    pinned_gate: Annotated[float, typer.Option(min=0, help="Of --tier host: what pinned pages hold back.")] = 0.0,
     reserve_pages: Annotated[int, typer.Option(min=0, max=64, help="Of --tier host: kept free for them.")] = 0,
     longest: Annotated[int, typer.Option(min=1, help="Longer traces of files are left out (tokens).")] = 4096,
     json_file: JsonFile = None,
@@ -67,6 +68,7 @@ def evaluate(
         askings=_askings(asking),
         recall_pages=recall_pages,
         reserve_pages=reserve_pages,
+        pinned_gate=pinned_gate,
     )
     with output.progress() as show:
         result = Evaluation(options, show).run()

@@ -61,6 +61,8 @@ class EvaluateOptions:
     """Of the recall stage."""
     recall_pages: int = 4
     """That come back in a turn at most, in the recall stage."""
+    pinned_gate: float = 0.0
+    """Of the recall stage: see `Recall`."""
     reserve_pages: int = 0
     """Of the budget, kept free for them, in the recall stage."""
     cache: Path | None = None
@@ -219,7 +221,10 @@ class Evaluation:
         from memdecay_adapters.evaluation.recall_stage import run_recall
 
         work = [(trace, self.todo(trace)) for trace in traces]
-        recall = Recall(max_pages=self.options.recall_pages, reserve_pages=self.options.reserve_pages)
+        options = self.options
+        recall = Recall(
+            max_pages=options.recall_pages, reserve_pages=options.reserve_pages, pinned_gate=options.pinned_gate
+        )
         return run_recall(self.options.model, work, self.options.askings, recall, self.store, self.progress)
 
     def _key(self, trace: TokenTrace) -> str:

@@ -23,6 +23,9 @@ class Recall(BaseModel):
     less where pinned and protected pages fill the budget. 0: what comes back takes the place of what leaves."""
     recent_may_leave: bool = True
     """Whether recent pages before what is computed again may make room where no other page does; False: never."""
+    pinned_gate: float = Field(default=0.0, ge=0.0)
+    """Nothing comes back unless the best page away has more than so many times the evidence of the best pinned page
+    (sink pages aside): a turn that asks for what is pinned needs no other. 0: pinned pages are not asked about."""
     query_tokens: int = Field(default=16, ge=1, le=256)
     """Newest tokens of the turn whose queries count."""
     neighbour_share: float = Field(default=NEIGHBOUR_SHARE, ge=0.0, le=1.0)

@@ -26,6 +26,7 @@ from memdecay_adapters.engine.tier.report import TierReport
 from memdecay_adapters.engine.tracked_request import TrackedRequest
 from memdecay_agents.arrays import BoolArray
 from memdecay_agents.ledger import EvictionReason
+from memdecay_agents.pages import PageView
 from memdecay_agents.recall import EvidenceArray, plan_swap, with_neighbours
 from memdecay_agents.recall.wishes import RecallWish, wished_pages
 from memdecay_agents.session_state import SessionState
@@ -53,7 +54,15 @@ class SwapCache(Protocol):
 class OpenProbe:
     """A probe whose evidence is on its way."""
 
-    def __init__(self, rewind_to: int, away: list[HostPage], retained: list[int], recent: BoolArray, room: int) -> None:
+    def __init__(
+        self,
+        rewind_to: int,
+        away: list[HostPage],
+        retained: list[int],
+        recent: BoolArray,
+        room: int,
+        pinned_pages: int,
+    ) -> None:
         self.rewind_to = rewind_to
         self.away = away
         self.retained = retained
@@ -61,6 +70,8 @@ class OpenProbe:
         """bool ``[retained]``: pages that leave last."""
         self.room = room
         """Pages that may come without another leaving."""
+        self.pinned_pages = pinned_pages
+        """Pages behind the retained ones that are asked about and stay."""
 
 
 class Swaps:
@@ -163,8 +174,17 @@ class Swaps:
         room = self._room(tracked, state, len(held))
         if not retained and not room:
             return None
-        self._open[request_id] = OpenProbe(rewind_to, away, retained, recent, room)
-        return Probe([one.slot for one in away], [row[one].block_id for one in retained])
+        pinned = self._pinned(view)
+        self._open[request_id] = OpenProbe(rewind_to, away, retained, recent, room, len(pinned))
+        return Probe([one.slot for one in away], [row[one].block_id for one in retained + pinned])
+
+    def _pinned(self, view: PageView) -> list[int]:
+        """The pinned pages that a gate asks about; what every query attends to, the sink, is none of them."""
+        assert self._recall is not None
+        if not self._recall.pinned_gate:
+            return []
+        pages: list[int] = view.page_index[view.pinned].tolist()
+        return [page for page in pages if page >= self._controller.config.sink_pages]
 
     def _newest(self, state: SessionState, rewind_to: int) -> int:
         """Where the window of recent pages that stay ends for a swap: behind what is computed again it is empty."""
@@ -193,14 +213,17 @@ class Swaps:
         tracked, state = found
         self._decided(tracked, state)
         host = len(probe.away)
-        if evidence is None or evidence.shape != (host + len(probe.retained),) or not np.isfinite(evidence).all():
+        movable = host + len(probe.retained)
+        if evidence is None or evidence.shape != (movable + probe.pinned_pages,) or not np.isfinite(evidence).all():
             self._note(tracked, state, "evidence", {}, "lost")
             return None
         pages = np.array([one.page for one in probe.away] + probe.retained, dtype=np.int64)
-        evidence = with_neighbours(evidence, pages, self._recall.neighbour_share)
+        pinned_best = float(evidence[movable:].max()) if probe.pinned_pages else None
+        evidence = with_neighbours(evidence[:movable], pages, self._recall.neighbour_share)
         plan = plan_swap(
-            evidence[:host], evidence[host:], self._recall.max_pages, free_pages=probe.room, last=probe.recent
-        )
+            evidence[:host], evidence[host:], self._recall.max_pages, pinned_best, self._recall.pinned_gate,
+            free_pages=probe.room, last=probe.recent,
+        )  # fmt: skip
         victims = [probe.retained[index] for index in plan.send_out.tolist()]
         coming = [probe.away[index] for index in plan.bring_in.tolist()]
         found_by = {probe.away[index].page: float(evidence[index]) for index in plan.bring_in.tolist()}
