@@ -137,13 +137,6 @@ class HeadPass {
       AmxBlock unit(count, a_.head_dim);
       unit.load_rows(reinterpret_cast<const uint16_t*>(rows_) + static_cast<int64_t>(first) * a_.head_dim, a_.head_dim);
       const int64_t stride = a_.offsets[2] * 2;
-      if (a_.page_size % (2*kTile) == 0) {
-        const int64_t second = a_.offsets[kTile * a_.head_dim] * 2;
-        chunked<2>(first, count, [&](const char* cell, int inside, float* logits) {
-          unit.tiles(cell + a_.offsets[inside * a_.head_dim] * 2, second, stride, logits, padded_ * 4);
-        });
-        return;
-      }
       chunked(first, count, [&](const char* cell, int inside, float* logits) {
         unit.tile(cell + a_.offsets[inside * a_.head_dim] * 2, stride, logits, padded_ * 4);
       });
@@ -199,7 +192,7 @@ class HeadPass {
 
   // Logits of all tiles, page by page. While the matrix unit and the memory are at a chunk, the exponentials of the one
   // before it are taken, tile by tile.
-  template <int N = 1, class Tile>
+  template <int N = 1, class Tile>  // N: tiles that `tile` takes at once
   void chunked(int first, int count, const Tile& tile) {
     const int tile_bytes = N * kTile * a_.head_dim * keys_.element_bytes();
     int number = 0, inside = 0;

@@ -35,7 +35,7 @@ class AmxBlock {
     TileConfig config;
     for (int t = 0; t < 4; ++t) config.rows[t] = rows, config.columns_bytes[t] = 64;
     for (int t = 4; t < 6; ++t) config.rows[t] = 16, config.columns_bytes[t] = 64;
-    for (int t = 6; t < 8; ++t) config.rows[t] = rows, config.columns_bytes[t] = 64;
+    config.rows[6] = rows, config.columns_bytes[6] = 64;
     _tile_loadconfig(&config);
   }
   ~AmxBlock() { _tile_release(); }
@@ -47,37 +47,6 @@ class AmxBlock {
     if (steps_ > 1) _tile_loadd(1, rows + 32, stride);
     if (steps_ > 2) _tile_loadd(2, rows + 64, stride);
     if (steps_ > 3) _tile_loadd(3, rows + 96, stride);
-  }
-
-  // Two neighbouring tiles: their sums do not wait for each other. `second`: from the first tile's keys, in bytes.
-  void tiles(const char* keys, int64_t second, int64_t stride, float* logits, int64_t logits_stride) const {
-    const char* other = keys + second;
-    _tile_zero(6);
-    _tile_zero(7);
-    _tile_loadd(4, keys, stride);
-    _tile_loadd(5, other, stride);
-    _tile_dpbf16ps(6, 0, 4);
-    _tile_dpbf16ps(7, 0, 5);
-    if (steps_ > 1) {
-      _tile_loadd(4, keys + 16 * stride, stride);
-      _tile_loadd(5, other + 16 * stride, stride);
-      _tile_dpbf16ps(6, 1, 4);
-      _tile_dpbf16ps(7, 1, 5);
-    }
-    if (steps_ > 2) {
-      _tile_loadd(4, keys + 32 * stride, stride);
-      _tile_loadd(5, other + 32 * stride, stride);
-      _tile_dpbf16ps(6, 2, 4);
-      _tile_dpbf16ps(7, 2, 5);
-    }
-    if (steps_ > 3) {
-      _tile_loadd(4, keys + 48 * stride, stride);
-      _tile_loadd(5, other + 48 * stride, stride);
-      _tile_dpbf16ps(6, 3, 4);
-      _tile_dpbf16ps(7, 3, 5);
-    }
-    _tile_stored(6, logits, logits_stride);
-    _tile_stored(7, logits + 16, logits_stride);
   }
 
   // One tile of 16 tokens; both strides in bytes.
