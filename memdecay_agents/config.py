@@ -112,10 +112,10 @@ class MemDecayConfig(BaseModel):
     salience_floor_relative: float = Field(default=1e-3, gt=0.0)
     """Floor of the relative mass inside the salience logarithm, so that a zero stays finite."""
 
-    measure_every_steps: int = Field(default=8, ge=1)
+    measure_every_steps: int = Field(default=16, ge=1)
     """Engine steps from one measurement of attention to the next; it stands for the queries between."""
 
-    observed_layers: Literal["all"] | int | tuple[int, ...] = 3
+    observed_layers: Literal["all"] | int | tuple[int, ...] = 4
     """Layers whose mass is averaged: all, every n-th (an integer), or the ones listed."""
 
     query_window_tokens: int = Field(default=16, ge=1, le=4096)

@@ -41,7 +41,7 @@ class EngineBenchOptions:
     dtype: str = "auto"
     pairs: int = 21
     """Interleaved pairs for each ratio."""
-    steps_per_sample: int = 8
+    steps_per_sample: int = 16
     """Decode steps whose mean is one side of a pair; a multiple of the stride of measuring."""
     context_tokens: int = 1024
     batches: tuple[int, ...] = (1, 8)

@@ -46,7 +46,7 @@ class Schedule:
     """What is measured."""
 
     layers: str
-    """"all", "every third" (as the configuration's default) or "every fourth"."""
+    """"all", "every third" or "every fourth" (as the configuration's default)."""
     stride: int
     """Decode steps from one measurement to the next."""
     window: int | None
@@ -58,20 +58,19 @@ class Schedule:
 
 
 EVERYTHING = Schedule("all", 1, None)
-DEFAULT = Schedule("every third", 4, 16)
+DEFAULT = Schedule("every fourth", 16, 16)
 SCHEDULES = (
     DEFAULT,
     Schedule("all", 1, 16),
-    Schedule("all", 4, 16),
-    Schedule("every fourth", 4, 16),
-    Schedule("every third", 1, 16),
-    Schedule("every third", 4, 16, decode_window=4),
-    Schedule("every third", 8, 16),
+    Schedule("all", 16, 16),
     Schedule("every third", 16, 16),
-    Schedule("every third", 16, 16, decode_window=16),
-    Schedule("every third", 4, 64),
-    Schedule("every third", 4, 64, spread=True),
-    Schedule("every third", 4, None),
+    Schedule("every fourth", 1, 16),
+    Schedule("every fourth", 4, 16),
+    Schedule("every fourth", 8, 16),
+    Schedule("every fourth", 16, 16, decode_window=16),
+    Schedule("every fourth", 16, 64),
+    Schedule("every fourth", 16, 64, spread=True),
+    Schedule("every fourth", 16, None),
 )
 _LAYERS: dict[str, Any] = {"all": "all", "every third": 3, "every fourth": 4}
 

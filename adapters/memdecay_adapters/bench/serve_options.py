@@ -41,7 +41,7 @@ class ServeOptions:
     """Interleaved pairs of the decode steps."""
     length_pairs: int = 15
     """The same for each point of the growth curve."""
-    steps_per_sample: int = 8
+    steps_per_sample: int = 16
     """Decode steps whose mean is one side of a pair; a multiple of the stride of measuring."""
     chunk_tokens: int = 512
     """Most tokens of one engine step, of both engines."""

@@ -17,6 +17,10 @@ from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.token_state import TokenState
 
 
+_LAG_STEPS = 2
+"""A measurement is taken in with its step's output; by then a later step or two have been scheduled."""
+
+
 def norms_to_measure(
     decoding: Mapping[str, TokenState], prefilling: Iterable[tuple[str, TokenState]], config: MemDecayConfig
 ) -> dict[str, int]:
@@ -33,7 +37,7 @@ def norms_to_measure(
     page = config.page_size_tokens
     wanted = {request_id: tokens.normed_tokens for request_id, tokens in prefilling}
     ends = {request_id: (tokens.normed_tokens // page + 1) * page for request_id, tokens in decoding.items()}
-    margin = 2 * config.measure_every_steps - config.recent_tokens
+    margin = config.measure_every_steps + _LAG_STEPS - config.recent_tokens
     late = {request_id for request_id, end in ends.items() if end <= decoding[request_id].computed_tokens + margin}
     if late:
         for request_id, end in ends.items():
