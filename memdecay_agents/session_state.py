@@ -154,6 +154,11 @@ class SessionState:
         self.steps += 1
         self.tokens.on_computed(n_new_positions, n_generated)
 
+    def on_decoded(self, n_steps: int) -> None:
+        """So many decode steps: the same as `on_computed` with (1, 1) as often."""
+        self.steps += n_steps
+        self.tokens.on_decoded(n_steps)
+
     def learn(self, token_ids: Sequence[int]) -> None:
         """Take in the ids of all computed tokens, where the policy reads them; known ones are not read again.
 

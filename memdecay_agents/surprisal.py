@@ -59,9 +59,6 @@ class TokenCounts:
         Raises:
             ObservationError: an id below 0; nothing changed.
         """
-        if len(token_ids) == 1 and token_ids[0] >= 0:
-            self._learn_one(int(token_ids[0]))
-            return
         new = np.asarray(token_ids, dtype=np.int64)
         if not new.size:
             return
@@ -82,23 +79,6 @@ class TokenCounts:
         np.add.at(self._word_count, self._word[start:end], 1)
         np.add.at(self._pair_count, self._pair[start:end], 1)
         self.n_known = end
-
-    def _learn_one(self, token_id: int) -> None:
-        """The step of every decoding session, made short."""
-        n = self.n_known
-        before = int(self._ids[n - 1]) if n else _NO_TOKEN
-        word = self._words.setdefault(token_id, len(self._words))
-        pair = self._pairs.setdefault((before, token_id), len(self._pairs))
-        if n >= self._ids.shape[0]:
-            self._ids, self._word, self._pair = (_with_room(a, n + 1) for a in (self._ids, self._word, self._pair))
-        if word >= self._word_count.shape[0]:
-            self._word_count = _with_room(self._word_count, word + 1)
-        if pair >= self._pair_count.shape[0]:
-            self._pair_count = _with_room(self._pair_count, pair + 1)
-        self._ids[n], self._word[n], self._pair[n] = token_id, word, pair
-        self._word_count[word] += 1
-        self._pair_count[pair] += 1
-        self.n_known = n + 1
 
     def truncate(self, n_tokens: int) -> None:
         """Keep the first ``n_tokens`` tokens, or as many as are known."""

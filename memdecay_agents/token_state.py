@@ -74,7 +74,6 @@ class TokenState:
         """The ids of the leading tokens, as far as they were told, and how often each occurs."""
         self.pins: frozenset[str] = frozenset()
         self.output_region = "scratchpad"
-        self._output: tuple[str, frozenset[str], int, bool] = ("", frozenset(), 0, False)
         self._columns: dict[str, np.ndarray] = {name: np.zeros(0, dtype) for name, dtype in _COLUMNS.items()}
         self._shown: HostColumns | None = None
 
@@ -184,9 +183,7 @@ class TokenState:
         Positions that nobody registered are taken for generated ones, in ``output_region``.
         """
         start, end = self.computed_tokens, self.computed_tokens + n_new_positions
-        if end == self.n_tokens + 1:
-            self._append()
-        elif end > self.n_tokens:
+        if end > self.n_tokens:
             self.extend(end - self.n_tokens)
         written_at = self._columns["refreshed_at_ticks"]
         if self.config.clock_unit == "tokens":
@@ -198,19 +195,18 @@ class TokenState:
             written_at[start:end] = self.clock_ticks
         self.computed_tokens = end
 
-    def _append(self) -> None:
-        """Register one token in ``output_region``, as `extend` does: the step of every decoding session, made short."""
-        name, pins, region, pinned = self._output
-        if name != self.output_region or pins is not self.pins:
-            region = self.config.region_index(self.output_region)
-            pinned = bool(self._pinned(np.array([region], dtype=np.int8), np.zeros(1, dtype=np.int8))[0])
-            self._output = self.output_region, self.pins, region, pinned
-        at = self.n_tokens
-        self.reserve(at + 1)
-        self._columns["region"][at] = region  # what is not registered is 0 everywhere
-        self._columns["pinned"][at] = pinned
-        self._columns["refreshed_at_ticks"][at] = self.clock_ticks
-        self.n_tokens = at + 1
+    def on_decoded(self, n_steps: int) -> None:
+        """So many decode steps: the same as `on_computed` with (1, 1) as often."""
+        start, end = self.computed_tokens, self.computed_tokens + n_steps
+        if end > self.n_tokens:
+            self.extend(end - self.n_tokens)
+        at = self.clock_ticks
+        if self.config.clock_unit != "turns":
+            self.clock_ticks += n_steps
+            self._columns["refreshed_at_ticks"][start:end] = np.arange(at + 1, at + n_steps + 1)
+        else:
+            self._columns["refreshed_at_ticks"][start:end] = at
+        self.computed_tokens = end
 
     def on_turn_start(self) -> None:
         """A new turn of the agent begins: one tick where the clock counts turns."""

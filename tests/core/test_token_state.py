@@ -278,10 +278,11 @@ def test_a_copy_of_the_columns_lies_elsewhere_and_is_found_there() -> None:
     st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["", "tool_out", "plan"])), max_size=40),
     st.sampled_from(["decode_steps", "tokens", "turns"]),
 )
-def test_a_token_at_a_time_is_registered_as_many_at_once_are(steps, unit):
-    one_by_one, at_once = (user_state(10, MemDecayConfig(clock_unit=unit)) for _ in range(2))
+def test_decode_steps_told_one_by_one_registered_before_and_told_at_once_are_the_same(steps, unit):
+    states = [user_state(10, MemDecayConfig(clock_unit=unit)) for _ in range(3)]
+    one_by_one, registered, at_once = states
     for count, change in steps:
-        for state in (one_by_one, at_once):
+        for state in states:
             if change == "plan":
                 state.set_pins(() if state.pins else ("plan",))
             elif change:
@@ -289,8 +290,11 @@ def test_a_token_at_a_time_is_registered_as_many_at_once_are(steps, unit):
         for _ in range(count):
             one_by_one.on_computed(1, 1)
         for _ in range(count):  # registered before they are computed, as a prompt is
-            at_once.extend(1)
-            at_once.on_computed(1, 1)
-    assert one_by_one.n_tokens == at_once.n_tokens == one_by_one.computed_tokens
-    for name in ("region", "flags", "pinned", "refreshed_at_ticks", *COLUMNS):
-        assert np.array_equal(getattr(one_by_one, name), getattr(at_once, name)), name
+            registered.extend(1)
+            registered.on_computed(1, 1)
+        at_once.on_decoded(count)
+    for other in (registered, at_once):
+        assert one_by_one.n_tokens == other.n_tokens == one_by_one.computed_tokens == other.computed_tokens
+        assert one_by_one.clock_ticks == other.clock_ticks
+        for name in ("region", "flags", "pinned", "refreshed_at_ticks", *COLUMNS):
+            assert np.array_equal(getattr(one_by_one, name), getattr(other, name)), name

@@ -281,9 +281,12 @@ class EvictionController(SessionTurns):
             computed = tracked.request.num_computed_tokens + tokens
             generated = int(computed >= tracked.request.num_tokens)
             if not tracked.recall.rerun_until:
-                state = self._state_of(tracked)
-                state.on_computed(tokens, generated)
-                state.learn(tracked.request.all_token_ids)
+                if tokens == generated == 1 and tracked.has_begun:
+                    tracked.decoded_steps += 1
+                else:
+                    state = self._state_of(tracked)
+                    state.on_computed(tokens, generated)
+                    state.learn(tracked.request.all_token_ids)
                 self.live.step(tracked.home.tenant, tracked.hints.agent, tokens, generated)
             elif computed >= tracked.recall.rerun_until:
                 tracked.recall.rerun_until = 0  # its positions and its token were counted when they first came

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.token_state import TokenState
 
-
 _LAG_STEPS = 2
 """A measurement is taken in with its step's output; by then a later step or two have been scheduled."""
 

@@ -199,7 +199,8 @@ class SessionTurns(RequestAdmission):
 
     def _state_of(self, tracked: TrackedRequest) -> SessionState:
         """The request's state; a request that continues nothing begins anew here, at its first pages."""
-        if tracked.state is None:
+        state = tracked.state
+        if state is None:
             own_id = tracked.home
             if tracked.replaces is not None and tracked.replaces in self.sessions:
                 self._drop_edited(tracked, tracked.replaces)
@@ -209,8 +210,8 @@ class SessionTurns(RequestAdmission):
                 own_id, makes_way = self.sessions.slot_for(tracked.home)
                 if makes_way is not None:
                     self.release([makes_way])
-            tracked.state = self._new_state(tracked, own_id)
-        return tracked.state
+            state = tracked.state = self._new_state(tracked, own_id)
+        return state
 
     def _drop_edited(self, tracked: TrackedRequest, session: RetainedSession) -> None:
         """The history was edited and is to be computed anew: the session that holds the old one goes."""

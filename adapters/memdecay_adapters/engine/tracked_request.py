@@ -69,8 +69,8 @@ class TrackedRequest:
     """The order of arrival."""
     must_stay_pages: int = 0
     """Pinned and protected pages: reserved even where the guarantee is less, for nothing can take them."""
-    state: SessionState | None = None
-    """None until the request's first pages are allocated: then it continues an idle session or begins anew."""
+    decoded_steps: int = 0
+    """Decode steps that its state was not told of yet: it is told of many at once, when somebody looks at it."""
     match: Match | None = None
     """The idle session that it will continue if it is scheduled now."""
     continued_tokens: int = 0
@@ -97,6 +97,25 @@ class TrackedRequest:
     observed_decode: bool = False
     """Whether the newest measurement is of a decode step."""
     _unobserved_steps: int = 0
+    _state: SessionState | None = None
+
+    @property
+    def state(self) -> SessionState | None:
+        """None until the request's first pages are allocated: then it continues an idle session or begins anew."""
+        if self.decoded_steps and self._state is not None:
+            steps, self.decoded_steps = self.decoded_steps, 0
+            self._state.on_decoded(steps)
+            self._state.learn(self.request.all_token_ids)
+        return self._state
+
+    @state.setter
+    def state(self, state: SessionState) -> None:
+        self._state = state
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has a state; does not look at it."""
+        return self._state is not None
 
     def is_decoding(self, computed_tokens: int) -> bool:
         """Whether only one token is left to compute."""
