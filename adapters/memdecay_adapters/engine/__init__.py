@@ -4,8 +4,9 @@ versions, support   which vLLM and which models are served; refused at start-up 
 engine              the public engine: submit, generate, pool_stats, ledger
 plain_vllm, plugin  the same in a plain vllm.LLM or vllm serve; complete refuses half of it
 engine_thread       the thread that owns vLLM; stream is the caller's end of a request
-controller          scheduler side: plans and books evictions, over session_turns (whose turn a request is) and
-                    request_admission (who may begin); session_store holds idle sessions, pool_shares divides the pool
+controller          scheduler side: plans and books evictions, over step_evidence (what each step adds), session_turns
+                    (whose turn a request is), session_ends (what remains of it) and request_admission (who may
+                    begin); session_store holds idle sessions, pool_shares divides the pool
 pressure            room for a running request, taken where it hurts least
 events, metrics     what operators see: counters, log lines, Prometheus; agent_tallies by agent
 determinism         what deterministic=True means

@@ -11,33 +11,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import numpy as np
-
 from memdecay_adapters.engine.block_rows import Block
 from memdecay_adapters.engine.events import (
     BYPASSES,
     EVICTED_PAGES,
-    EXPIRED_SESSIONS,
     PLANNING_SECONDS,
     SHORTFALLS,
     UNBOUND_BUDGETS,
 )
-from memdecay_adapters.engine.measurement_counts import count_measurement
-from memdecay_adapters.engine.norm_schedule import norms_to_measure
 from memdecay_adapters.engine.pool_shares import PoolShares
 from memdecay_adapters.engine.session_store import RetainedSession
-from memdecay_adapters.engine.session_turns import SessionTurns
 from memdecay_adapters.engine.settings import EngineSettings
+from memdecay_adapters.engine.step_evidence import StepEvidence
 from memdecay_adapters.engine.tracked_request import TrackedRequest
-from memdecay_agents.calibration.lifetimes import Lifetimes
-from memdecay_agents.errors import IntegrityError, MemDecayError
+from memdecay_agents.errors import IntegrityError
 from memdecay_agents.ledger import EvictionReason, Ledger, LedgerEntry
-from memdecay_agents.observations import Observation
 from memdecay_agents.selection import EvictionPlan
 from memdecay_agents.session_state import SessionState
 
 
-class EvictionController(SessionTurns):
+class EvictionController(StepEvidence):
     """Plans and books the evictions of one engine's sessions. Owned by the scheduler's thread.
 
     Args:
@@ -50,8 +43,6 @@ class EvictionController(SessionTurns):
     def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int, pool_pages: int) -> None:
         super().__init__(settings, page_size_tokens, chunk_tokens, pool_pages)
         self.shares = PoolShares(self.admission)
-        self.lifetimes: Lifetimes | None = None
-        """Collects attention by region and age where someone asked for it: sums only, no text and no token ids."""
         self.row_of: Callable[[str], Sequence[Block]] = lambda request_id: ()
         """A running request's row; bound to the cache manager."""
         self._unbound_noted = False
@@ -251,83 +242,6 @@ class EvictionController(SessionTurns):
         if tracked is None or tracked.clean_pages is None:
             return None
         return tracked.clean_pages * self.page_size_tokens
-
-    # ---- each step
-
-    def step(self, scheduled_tokens: Mapping[str, int]) -> tuple[dict[str, list[int]], dict[str, int], dict[str, int]]:
-        """Close the planning of a step.
-
-        Args:
-            scheduled_tokens: request id to the tokens that this step computes.
-
-        Returns:
-            The pages evicted since the last step, the queries to observe, and the first tokens whose key norms are
-            wanted, all by request id.
-        """
-        self.expire()
-        evicted, self._evicted_since_step = self._evicted_since_step, {}
-        observe: dict[str, int] = {}
-        decoding, prefilling = {}, []
-        scheduled = []
-        for request_id, tokens in scheduled_tokens.items():
-            tracked = self._requests.get(request_id)
-            if tracked is None:
-                self.count_plain(request_id, tokens)
-            else:
-                scheduled.append((request_id, tokens, tracked))
-        any_due = any(tracked.is_due(tokens, self.config) for _, tokens, tracked in scheduled)
-        for request_id, tokens, tracked in scheduled:
-            tracked.in_worker = True
-            computed = tracked.request.num_computed_tokens + tokens
-            generated = int(computed >= tracked.request.num_tokens)
-            if not tracked.recall.rerun_until:
-                if tokens == generated == 1 and tracked.has_begun:
-                    tracked.decoded_steps += 1
-                else:
-                    state = self._state_of(tracked)
-                    state.on_computed(tokens, generated)
-                    state.learn(tracked.request.all_token_ids)
-                self.live.step(tracked.home.tenant, tracked.hints.agent, tokens, generated)
-            elif computed >= tracked.recall.rerun_until:
-                tracked.recall.rerun_until = 0  # its positions and its token were counted when they first came
-            if not self.policy.uses_attention:
-                continue
-            if queries := tracked.queries_to_observe(tokens, self.config, beside_others=any_due):
-                observe[request_id] = queries
-                if tokens > 1:
-                    prefilling.append((request_id, self._state_of(tracked).tokens))
-                else:
-                    decoding[request_id] = self._state_of(tracked).tokens
-        norms = norms_to_measure(decoding, prefilling, self.config) if self.policy.uses_key_norms else {}
-        return evicted, observe, norms
-
-    def expire(self) -> float | None:
-        """Give up sessions that were idle for too long; returns the seconds until the next one will be."""
-        if expired := self.sessions.expired():
-            self.give_up(expired, EXPIRED_SESSIONS)
-        return self.sessions.seconds_to_next_expiry()
-
-    def observe(
-        self, request_id: str, token_index: np.ndarray, mass: np.ndarray, key_norms: np.ndarray | None = None
-    ) -> None:
-        """Take in measured attention and key norms; see `Observation`. A malformed one is counted, never raised."""
-        tracked = self._requests.get(request_id)
-        if tracked is None or tracked.state is None or tracked.recall.rerun_until:
-            return  # it ended, or was preempted, in the step that measured it, or that is computed again
-        try:
-            observation = Observation(
-                token_index,
-                mass,
-                represented_queries=tracked.represented_queries,
-                decode=tracked.observed_decode,
-                key_norms=key_norms,
-            )
-            tracked.state.observe(observation)
-            count_measurement(self.events, tracked.state, observation)
-            if self.lifetimes is not None:
-                self.lifetimes.add_observation(tracked.state.tokens, observation)
-        except MemDecayError as error:
-            self.events.note(BYPASSES, error.code, level=logging.ERROR, request=request_id, detail=error)
 
     # ---- looking inside
 

@@ -1,6 +1,6 @@
-"""Whose turn each request is: which session it belongs to, what it continues, and what remains of it.
+"""Whose turn each request is: which session it belongs to, and what it continues.
 
-    start -> matched_tokens -> continue_session | a new state -> ... -> finish -> retire -> an idle session
+    start -> matched_tokens -> continue_session | a new state -> ... -> session_ends
 
 vLLM's request ids on one side, the core's sessions on the other. Nothing here touches a block or a tensor, and
 nothing here may raise on a user's input, for an exception in the scheduler ends the engine: what cannot be served
@@ -11,44 +11,28 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
 import numpy as np
 
-from memdecay_adapters.engine.agent_tallies import AgentTallies
-from memdecay_adapters.engine.block_rows import Block
 from memdecay_adapters.engine.events import (
     BYPASSES,
     CONTINUED_TOKENS,
     DIVERGENCES,
-    PREEMPTIONS,
-    TURNS,
-    CounterSpec,
 )
-from memdecay_adapters.engine.live_tallies import LiveTallies
-from memdecay_adapters.engine.request_admission import NO_AGENT, RequestAdmission
-from memdecay_adapters.engine.results import RetentionSummary
-from memdecay_adapters.engine.session_store import RetainedSession, SessionStore, common_prefix
+from memdecay_adapters.engine.request_admission import NO_AGENT
+from memdecay_adapters.engine.session_ends import SessionEnds
+from memdecay_adapters.engine.session_store import RetainedSession, common_prefix
 from memdecay_adapters.engine.settings import EngineSettings
-from memdecay_adapters.engine.tracked_request import Divergence, Request, TrackedRequest, summarise
+from memdecay_adapters.engine.tracked_request import Divergence, Request, TrackedRequest
 from memdecay_agents.budgets import must_stay_pages
 from memdecay_agents.errors import IntegrityError, MemDecayError, SpanError
 from memdecay_agents.hints import RequestHints
-from memdecay_agents.ledger import Ledger
 from memdecay_agents.session_state import SessionState
-from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import Span, clip
 
-if TYPE_CHECKING:
-    from memdecay_adapters.engine.tier.book import TierBook
 
-MAX_SUMMARIES = 1024
-"""Summaries of ended requests that nobody has asked for yet."""
-
-
-class SessionTurns(RequestAdmission):
+class SessionTurns(SessionEnds):
     """Requests and their sessions in one engine. Owned by the scheduler's thread.
 
     Args:
@@ -59,21 +43,7 @@ class SessionTurns(RequestAdmission):
     """
 
     def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int, pool_pages: int) -> None:
-        super().__init__(settings.config, page_size_tokens, chunk_tokens, pool_pages)
-        self.ledger = Ledger()
-        self.sessions = SessionStore(page_size_tokens, settings.session_idle_seconds, settings.max_idle_sessions)
-        self.agents = AgentTallies()
-        self.live = LiveTallies()
-        self.free_blocks: Callable[[Sequence[Block]], None] = lambda blocks: None
-        """Gives blocks back to the pool; bound to the cache manager."""
-        self.tier: TierBook | None = None
-        """The host tier's book, where there is one."""
-        self._keep_sessions = settings.keep_sessions
-        self._retiring: dict[str, RetainedSession] = {}
-        self._summaries: OrderedDict[str, RetentionSummary] = OrderedDict()
-        self._holders: dict[SessionId, str] = {}
-        self._evicted_since_step: dict[str, list[int]] = {}
-        self._restored_since_step: dict[str, dict[int, int]] = {}
+        super().__init__(settings, page_size_tokens, chunk_tokens, pool_pages)
         self._numbers = itertools.count()
 
     def start(self, request: Request) -> None:
@@ -230,35 +200,6 @@ class SessionTurns(RequestAdmission):
         if shared < min(len(slots[-1].token_ids), len(ids)):
             self._note_divergence(tracked, slots[-1], shared, "unrelated")
 
-    def _new_state(self, tracked: TrackedRequest, session_id: SessionId) -> SessionState:
-        state = SessionState(
-            session_id,
-            tracked.hints.agent,
-            self.config,
-            self.policy,
-            ledger=self.ledger,
-            draw_key=tracked.hints.session_id.key(),  # not the slot: the same hints draw the same numbers
-        )
-        state.begin_turn(tracked.hints, tracked.request.num_prompt_tokens)
-        return state
-
-    def release(self, sessions: Sequence[RetainedSession]) -> None:
-        """Give up idle sessions that were taken from the store."""
-        for session in sessions:
-            self.free_blocks(session.blocks)
-            self._close(session.state)
-
-    def _close(self, state: SessionState) -> None:
-        if self.tier is not None:
-            self.tier.forget(state)
-        state.close()
-
-    def give_up(self, sessions: Sequence[RetainedSession], event: CounterSpec) -> None:
-        """Give up idle sessions that were taken from the store, and say why."""
-        for session in sessions:
-            self.events.note(event, session.state.agent, session=session.state.key, pages=len(session.held_pages))
-        self.release(sessions)
-
     def prefix_hit(self, request_id: str, hit_tokens: int) -> None:
         """A request starts on a cached prefix: these positions exist without having been computed here."""
         tracked = self._requests.get(request_id)
@@ -266,64 +207,6 @@ class SessionTurns(RequestAdmission):
             state = self._state_of(tracked)
             state.on_computed(hit_tokens, 0)
             state.learn(tracked.request.all_token_ids)
-
-    def retire(self, request_id: str) -> RetainedSession | None:
-        """The request loses its row: what the session keeps if the request ended, None if the pages go.
-
-        A request that is still tracked was preempted: it begins anew when it is resumed.
-        """
-        self._forget_moves(request_id)
-        retained = self._retiring.pop(request_id, None)
-        if request_id in self._plain:
-            self.events.note(PREEMPTIONS, NO_AGENT, level=logging.WARNING, request=request_id)
-            self.admission.release(request_id)
-        tracked = self._requests.get(request_id)
-        if tracked is not None and tracked.state is not None:
-            self.events.note(PREEMPTIONS, tracked.hints.agent, level=logging.WARNING, request=request_id)
-            self.admission.release(request_id)
-            tracked.clean_pages, tracked.in_worker, tracked.settled_pages = None, False, 0
-            tracked.recall.rerun_until = 0
-            if self.tier is not None:
-                self.tier.catalogue.drop(tracked.state.key)
-            tracked.state.reset_cache()
-        return retained
-
-    def _forget_moves(self, request_id: str) -> None:
-        self._evicted_since_step.pop(request_id, None)
-        self._restored_since_step.pop(request_id, None)
-
-    def finish(self, request_id: str) -> dict[str, Any] | None:
-        """End a request: its retention summary as plain data; None if it carried no hints."""
-        self._forget_moves(request_id)
-        if self._plain.pop(request_id, None) is not None:
-            self.admission.release(request_id)
-        tracked = self._requests.pop(request_id, None)
-        if tracked is None:
-            return None
-        self.admission.release(request_id)
-        self._holders.pop(tracked.home, None)
-        never = tracked.home._replace(branch=f"{tracked.home.branch}~{request_id}")
-        state = tracked.state or self._new_state(tracked, never)  # it may never have been scheduled
-        if tracked.recall.rerun_until:  # ended while its prompt was computed again: the rest is of before
-            state.rewind(tracked.request.num_computed_tokens)
-        state.kept_pages = frozenset()
-        summary = summarise(tracked, state, self.page_size_tokens)
-        self._summaries[request_id] = summary
-        self.events.count(TURNS, summary.agent)
-        self.agents.add(summary)
-        if len(self._summaries) > MAX_SUMMARIES:
-            self._summaries.popitem(last=False)
-        computed = state.tokens.computed_tokens
-        if tracked.retains and computed:
-            token_ids = np.asarray(tracked.request.all_token_ids[:computed], dtype=np.int64)
-            self._retiring[request_id] = RetainedSession(
-                tracked.home, state, token_ids, tracked.clean_pages, 0, tracked.request.num_prompt_tokens
-            )
-            if self.tier is not None and tracked.hints.needs_next is not None:
-                self.tier.wish(state, tracked.hints.needs_next)
-        elif tracked.state is not None:
-            self._close(state)
-        return summary.to_dict()
 
     def count_plain(self, request_id: str, tokens: int) -> None:
         """Count the tokens of a step of a request without hints: nobody's, but the engine's."""
@@ -343,29 +226,3 @@ class SessionTurns(RequestAdmission):
         if tracked is None or tracked.match is None:
             return 0
         return -(-tracked.match.tokens // self.page_size_tokens)
-
-    def close_sessions(self, tenant: str | None = None, thread_id: str | None = None) -> int:
-        """Give up idle sessions, and do not keep running ones, of a tenant and thread (None: any).
-
-        Returns:
-            How many idle sessions were given up.
-        """
-
-        def is_meant(home: SessionId) -> bool:
-            return tenant in (None, home.tenant) and thread_id in (None, home.thread_id)
-
-        for tracked in self._requests.values():
-            if is_meant(tracked.home):
-                tracked.retains = False
-        closed = [self.sessions.take(session) for session in self.sessions if is_meant(session.home)]
-        self.release(closed)
-        return len(closed)
-
-    def take_summary(self, request_id: str) -> RetentionSummary | None:
-        """The retention summary of an ended request, once; also of one that was aborted or met a stop string."""
-        return self._summaries.pop(request_id, None)
-
-    def take_summary_of(self, is_meant: Callable[[str], bool]) -> RetentionSummary | None:
-        """The same for the newest request whose id is meant."""
-        found = next((request_id for request_id in reversed(self._summaries) if is_meant(request_id)), None)
-        return None if found is None else self.take_summary(found)
