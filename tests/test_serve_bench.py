@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memdecay_adapters.bench.part_store import PartStore
+from memdecay_adapters.bench.serve_bench import content_digest
 from memdecay_adapters.bench.serve_loop import ClosedLoop, Slice, joined
 from memdecay_adapters.bench.serve_options import ServeOptions
 from memdecay_adapters.bench.serve_picture import draw_growth
@@ -95,6 +96,33 @@ def test_finished_parts_are_kept_and_torn_lines_and_other_keys_are_not(tmp_path)
     second.forget("steps")  # its new values count
     assert "steps" in second
     assert PartStore(path, "new").find("steps") == {"x": 4}
+
+
+def test_parts_of_other_code_count_when_asked_for_and_are_named(tmp_path):
+    path = tmp_path / "parts.jsonl"
+    old = PartStore(path, "key", "old")
+    old.measure("steps", lambda: {"x": 0})
+    old.measure("pool-25", lambda: {"x": 1})
+    new = PartStore(path, "key", "new")
+    assert new.find("steps") is None
+    new.measure("steps", lambda: {"x": 2})
+    both = PartStore(path, "key", "new", any_code=True)
+    assert (both.find("steps"), both.find("pool-25")) == ({"x": 2}, {"x": 1})
+    assert both.of_other_code == {"pool-25": "old"}
+    assert PartStore(path, "key", "old", any_code=True).find("steps") == {"x": 0}  # its own first, though older
+    both.forget("pool-25")
+    assert both.measure("pool-25", lambda: {"x": 3}) == {"x": 3}
+    assert both.of_other_code == {}
+
+
+def test_the_traces_content_counts_and_not_where_they_lie(tmp_path):
+    (tmp_path / "a.jsonl").write_text("one")
+    (tmp_path / "b.jsonl").write_text("one")
+    (tmp_path / "c.jsonl").write_text("two")
+    a, b, c = (content_digest(tmp_path / f"{name}.jsonl") for name in "abc")
+    assert a == b != c
+    with pytest.raises(TraceError, match="cannot be read"):
+        content_digest(tmp_path / "none.jsonl")
 
 
 # ---- the table
