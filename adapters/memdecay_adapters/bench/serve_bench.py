@@ -13,6 +13,7 @@ import memdecay_adapters.engine
 import memdecay_kernels
 from memdecay_adapters.bench.machine import machine, versions
 from memdecay_adapters.bench.part_store import PartStore
+from memdecay_adapters.bench.serve_kvpress import check_interpreter, measure_kvpress
 from memdecay_adapters.bench.serve_options import ServeOptions
 from memdecay_adapters.bench.serve_pools import PoolParts
 from memdecay_adapters.bench.serve_report import ServeResult, report
@@ -74,8 +75,10 @@ class ServeBench:
             only: names of parts, or beginnings of them; empty: all.
 
         Raises:
-            ConfigError: no part is called so.
+            ConfigError: no part is called so, or the interpreter with kvpress is not there.
         """
+        if self._kvpress_python is not None:
+            check_interpreter(self._kvpress_python)
         names = [*self.options.part_names(), *([KVPRESS] if self._kvpress_python else [])]
         unknown = [one for one in only if not any(name.startswith(one) for name in names)]
         if unknown:
@@ -102,8 +105,6 @@ class ServeBench:
         if kind == "search":
             return self._pools.try_max_num_seqs(int(rest[0]), int(rest[1]))
         if kind == KVPRESS:
-            from memdecay_adapters.bench.serve_kvpress import measure_kvpress
-
             assert self._kvpress_python is not None
             return measure_kvpress(self._kvpress_python, self.model_path, self.options, self.progress)
         percent, budget = int(rest[0]), int(rest[2]) if rest[1:] else self.options.budget_tokens

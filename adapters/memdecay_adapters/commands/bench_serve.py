@@ -42,8 +42,8 @@ def serve(
 ) -> None:
     """Agents with tools on one pool: throughput, waits and step times, in interleaved slices with stock vLLM.
 
-    A pool took seven minutes on one busy core; what is finished is kept, and the same command goes on. Ends with 1
-    when a bound is missed.
+    A pool takes 10 to 20 minutes on one busy core; what is finished is kept, and the same command goes on. Ends with
+    1 when a bound is missed.
     """
     from memdecay_adapters.bench.serve_bench import ServeBench
     from memdecay_adapters.bench.serve_options import ServeOptions
