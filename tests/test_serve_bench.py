@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memdecay_adapters.bench.part_store import PartStore
+from memdecay_adapters.bench.serve_bench import content_digest
+from memdecay_adapters.bench.serve_kvpress import check_interpreter, measure_kvpress
 from memdecay_adapters.bench.serve_loop import ClosedLoop, Slice, joined
 from memdecay_adapters.bench.serve_options import ServeOptions
 from memdecay_adapters.bench.serve_picture import draw_growth
 from memdecay_adapters.bench.serve_report import crossover, report, slope_per_1k
 from memdecay_adapters.bench.serve_workload import WorkloadOptions, cut_turns, join_agents
-from memdecay_agents.errors import ConfigError, TraceError
+from memdecay_agents.errors import ConfigError, EngineError, TraceError
 from memdecay_agents.evaluation.traces import TokenTrace
 from memdecay_agents.spans import Span, check_partition
 
@@ -95,6 +97,60 @@ def test_finished_parts_are_kept_and_torn_lines_and_other_keys_are_not(tmp_path)
     second.forget("steps")  # its new values count
     assert "steps" in second
     assert PartStore(path, "new").find("steps") == {"x": 4}
+
+
+def test_parts_of_other_code_count_when_asked_for_and_are_named(tmp_path):
+    path = tmp_path / "parts.jsonl"
+    old = PartStore(path, "key", "old")
+    old.measure("steps", lambda: {"x": 0})
+    old.measure("pool-25", lambda: {"x": 1})
+    new = PartStore(path, "key", "new")
+    assert new.find("steps") is None
+    new.measure("steps", lambda: {"x": 2})
+    both = PartStore(path, "key", "new", any_code=True)
+    assert (both.find("steps"), both.find("pool-25")) == ({"x": 2}, {"x": 1})
+    assert both.of_other_code == {"pool-25": "old"}
+    assert PartStore(path, "key", "old", any_code=True).find("steps") == {"x": 0}  # its own first, though older
+    both.forget("pool-25")
+    assert both.measure("pool-25", lambda: {"x": 3}) == {"x": 3}
+    assert both.of_other_code == {}
+
+
+def test_the_traces_content_counts_and_not_where_they_lie(tmp_path):
+    (tmp_path / "a.jsonl").write_text("one")
+    (tmp_path / "b.jsonl").write_text("one")
+    (tmp_path / "c.jsonl").write_text("two")
+    a, b, c = (content_digest(tmp_path / f"{name}.jsonl") for name in "abc")
+    assert a == b != c
+    with pytest.raises(TraceError, match="cannot be read"):
+        content_digest(tmp_path / "none.jsonl")
+
+
+# ---- kvpress, in an environment of its own
+
+
+def test_an_interpreter_that_is_not_there_is_named_before_anything_is_measured(tmp_path):
+    with pytest.raises(ConfigError, match="there is no such program"):
+        check_interpreter(tmp_path / "python")
+
+
+def interpreter(path, body: str):
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_what_kvpress_measured_becomes_a_ratio_and_its_failure_an_error(tmp_path):
+    samples = {"press": [0.1] * 15, "full": [0.2] * 15}
+    said = json.dumps({"press": "SnapKVPress", "held_tokens": {"press": 9, "full": 99}, "samples": samples})
+    python = interpreter(tmp_path / "python", f"echo loading; echo '{said}'")
+    measured = measure_kvpress(python, "folder", ServeOptions(), lambda line: None)
+    assert measured["press_vs_full"]["median"] == 0.5
+    assert measured["step_seconds"] == {"press": 0.1, "full": 0.2}
+    assert measured["held_tokens"]["press"] == 9
+    broken = interpreter(tmp_path / "broken", "echo \"ModuleNotFoundError: No module named 'kvpress'\" >&2; exit 1")
+    with pytest.raises(EngineError, match="No module named 'kvpress'"):
+        measure_kvpress(broken, "folder", ServeOptions(), lambda line: None)
 
 
 # ---- the table

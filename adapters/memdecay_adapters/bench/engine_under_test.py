@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -205,7 +207,20 @@ class DrivenEngine:
         )
 
 
+def end_with_parent() -> None:
+    """End this process as soon as its parent has ended, killed or not, in the midst of a call too."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch(sentinel: int) -> None:
+        multiprocessing.connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()
+
+
 def _serve(recipe: EngineRecipe, pipe: Connection) -> None:
+    end_with_parent()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     try:

@@ -13,6 +13,7 @@ import memdecay_adapters.engine
 import memdecay_kernels
 from memdecay_adapters.bench.machine import machine, versions
 from memdecay_adapters.bench.part_store import PartStore
+from memdecay_adapters.bench.serve_kvpress import check_interpreter, measure_kvpress
 from memdecay_adapters.bench.serve_options import ServeOptions
 from memdecay_adapters.bench.serve_pools import PoolParts
 from memdecay_adapters.bench.serve_report import ServeResult, report
@@ -21,7 +22,7 @@ from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_adapters.models.default_model import cache_folder
 from memdecay_agents import MemDecayConfig
-from memdecay_agents.errors import ConfigError
+from memdecay_agents.errors import ConfigError, TraceError
 from memdecay_agents.evaluation.outcome_store import code_digest
 
 SCHEMA_VERSION = 1
@@ -41,6 +42,7 @@ class ServeBench:
         options: what to measure.
         store: file of finished parts; None: in the user's cache.
         fresh: measure again what is in that file.
+        any_code: what other versions of the code have finished counts too; the result says which parts those are.
         kvpress_python: interpreter of an environment with kvpress, for the comparison with it; None: left out.
         progress: told what is being done.
     """
@@ -51,6 +53,7 @@ class ServeBench:
         *,
         store: Path | None = None,
         fresh: bool = False,
+        any_code: bool = False,
         kvpress_python: Path | None = None,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -58,7 +61,9 @@ class ServeBench:
         self.model_path = resolve_model(options.model)
         config = choose_page_size(MemDecayConfig(), {"dtype": options.dtype})
         self.page = options.page_size_tokens or config.page_size_tokens
-        self.store = PartStore(store or cache_folder() / "bench-serve.jsonl", self._key())
+        self.store = PartStore(
+            store or cache_folder() / "bench-serve.jsonl", self._key(), measuring_code(), any_code=any_code
+        )
         self._fresh = fresh
         self._steps = StepParts(options, self.model_path, self.page, progress)
         self._pools = PoolParts(options, self.model_path, self.page, progress)
@@ -70,8 +75,10 @@ class ServeBench:
             only: names of parts, or beginnings of them; empty: all.
 
         Raises:
-            ConfigError: no part is called so.
+            ConfigError: no part is called so, or the interpreter with kvpress is not there.
         """
+        if self._kvpress_python is not None:
+            check_interpreter(self._kvpress_python)
         names = [*self.options.part_names(), *([KVPRESS] if self._kvpress_python else [])]
         unknown = [one for one in only if not any(name.startswith(one) for name in names)]
         if unknown:
@@ -98,8 +105,6 @@ class ServeBench:
         if kind == "search":
             return self._pools.try_max_num_seqs(int(rest[0]), int(rest[1]))
         if kind == KVPRESS:
-            from memdecay_adapters.bench.serve_kvpress import measure_kvpress
-
             assert self._kvpress_python is not None
             return measure_kvpress(self._kvpress_python, self.model_path, self.options, self.progress)
         percent, budget = int(rest[0]), int(rest[2]) if rest[1:] else self.options.budget_tokens
@@ -122,6 +127,8 @@ class ServeBench:
             "machine": machine(),
             "versions": versions(),
             "seed": self.options.workload.seed,
+            "code": self.store.code,
+            "parts_of_other_code": self.store.of_other_code,
         }
         result.values = {**about, **result.values, "kvpress": kvpress}
         if kvpress is None:
@@ -130,8 +137,32 @@ class ServeBench:
         return result
 
     def _key(self) -> str:
-        """What parts must share to stand in one table: the options, the code, the versions."""
-        code = code_digest(Path(memdecay_adapters.engine.__file__).parent, Path(memdecay_kernels.__file__).parent)
-        measuring = [(Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in _MEASURING]
-        about = [json.dumps(asdict(self.options), default=str), self.model_path, self.page, versions(), code, measuring]
+        """What parts must share to stand in one table: the options, the traces' content, the versions."""
+        options = asdict(self.options)
+        files = options["workload"].pop("trace_files")
+        contents = [content_digest(path) for path in files]
+        about = [json.dumps(options, default=str), contents, self.model_path, self.page, versions()]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+
+
+def measuring_code() -> str:
+    """A digest of the code whose changes make a finished part be measured again."""
+    code = code_digest(Path(memdecay_adapters.engine.__file__).parent, Path(memdecay_kernels.__file__).parent)
+    measuring = [(Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in _MEASURING]
+    return hashlib.sha256(json.dumps([code, measuring]).encode()).hexdigest()[:16]
+
+
+def content_digest(path: Path) -> str:
+    """A digest of a trace file, wherever it lies.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise TraceError(
+            where=f"trace file {path}",
+            rule=f"it cannot be read ({error})",
+            remedy="Give a file of traces; `memdecay traces build` makes some from public data sets.",
+        ) from error

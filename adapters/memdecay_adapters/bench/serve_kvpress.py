@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,20 @@ from typing import Any
 from memdecay_adapters.bench.serve_options import ServeOptions
 from memdecay_adapters.bench.serve_steps import as_dict, medians
 from memdecay_adapters.bench.statistics import paired_ratio
-from memdecay_agents.errors import EngineError
+from memdecay_agents.errors import ConfigError, EngineError
 
 PRESS = "SnapKVPress"
 _PROGRAM = Path(__file__).with_name("kvpress_program.py")
+
+
+def check_interpreter(python: Path) -> None:
+    """Raises ConfigError where there is no program of that name."""
+    if shutil.which(str(python)) is None:
+        raise ConfigError(
+            where=f"--kvpress-python {python}",
+            rule="there is no such program",
+            remedy="Name the interpreter of an environment with kvpress, such as kvpress-env/bin/python.",
+        )
 
 
 def measure_kvpress(

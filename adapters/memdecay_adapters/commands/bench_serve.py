@@ -35,12 +35,15 @@ def serve(
     ] = None,
     store: Annotated[Path | None, typer.Option(help="File of finished parts; default: in the cache folder.")] = None,
     fresh: Annotated[bool, typer.Option(help="Measure again what was finished.")] = False,
+    any_version: Annotated[
+        bool, typer.Option(help="Count what other versions of the code have finished too; the result names it.")
+    ] = False,
     quick: Annotated[bool, typer.Option(help="A smoke test in a few minutes: its figures say nothing.")] = False,
 ) -> None:
     """Agents with tools on one pool: throughput, waits and step times, in interleaved slices with stock vLLM.
 
-    A pool took seven minutes on one busy core; what is finished is kept, and the same command goes on. Ends with 1
-    when a bound is missed.
+    A pool takes 10 to 20 minutes on one busy core; what is finished is kept, and the same command goes on. Ends with
+    1 when a bound is missed.
     """
     from memdecay_adapters.bench.serve_bench import ServeBench
     from memdecay_adapters.bench.serve_options import ServeOptions
@@ -59,6 +62,7 @@ def serve(
             options,
             store=store,
             fresh=fresh,
+            any_code=any_version,
             kvpress_python=kvpress_python,
             progress=show,
         )
@@ -101,6 +105,8 @@ def _print(result: ServeResult, console: Console) -> None:
             shown = (point[key]["median"] for key in ("stock_vs_short", "ours_vs_short", "ours_vs_stock"))
             growth.add_row(str(point["tokens"]), budget, *map(str, shown))
     console.print(growth)
+    for name, code in values["parts_of_other_code"].items():
+        console.print(f"measured by another version of the code ({code}): {name}", markup=False)
     for line in values["losing_cases"]:
         console.print(f"slower than stock vLLM: {line}", markup=False)
 
