@@ -144,25 +144,31 @@ class Swaps:
             if found is None or not self._may_probe(found[0]):
                 continue
             tracked, state = found
-            before, prompt = tracked.request.num_computed_tokens, tracked.request.num_prompt_tokens
-            first = max(before, prompt - self._recall.query_tokens)
+            before, due = tracked.request.num_computed_tokens, self._due(tracked)
+            first = max(before, due - self._recall.query_tokens)
             if before + tokens > first:
                 directions.windows[request_id] = QueryWindow(first, before + tokens - first)
-            if before + tokens >= prompt:
-                probe = self._probe(request_id, tracked, state)
+            if before + tokens >= due:
+                probe = self._probe(request_id, tracked, state, due)
                 if probe is None:
                     self._decided(tracked, state)
                 else:
                     directions.probes[request_id] = probe
         return directions
 
-    def _probe(self, request_id: str, tracked: TrackedRequest, state: SessionState) -> Probe | None:
+    def _due(self, tracked: TrackedRequest) -> int:
+        """Tokens of which the newest are to be asked next: the prompt's, then the answer's every so many."""
+        return max(tracked.recall.next_due, tracked.request.num_tokens)
+
+    def _probe(self, request_id: str, tracked: TrackedRequest, state: SessionState, due: int) -> Probe | None:
         """What the turn's queries are to be asked about; None: there is nothing to swap."""
+        if tracked.recall.decided:
+            state.kept_pages -= tracked.recall.recalled  # what an answer needed before may make room
         row, page = self._cache.row(request_id), state.config.page_size_tokens
         holes = [number for number, block in enumerate(row) if block.is_null]
         fixed_pages = max(self._cache.published_pages(request_id), max(holes, default=-1) + 1)  # not to be written
         rewind_to = max(self._rerun_from(tracked), fixed_pages * page)
-        if rewind_to >= tracked.request.num_prompt_tokens:
+        if rewind_to >= due:
             return None
         away = [one for one in self._book.catalogue.away(state.key) if one.page < rewind_to // page]
         if not away:
@@ -179,9 +185,9 @@ class Swaps:
         return Probe([one.slot for one in away], [row[one].block_id for one in retained + pinned])
 
     def _pinned(self, view: PageView) -> list[int]:
-        """The pinned pages that a gate asks about; what every query attends to, the sink, is none of them."""
+        """The pinned pages that are asked about; what every query attends to, the sink, is none of them."""
         assert self._recall is not None
-        if not self._recall.pinned_gate:
+        if not self._recall.least_share:
             return []
         pages: list[int] = view.page_index[view.pinned].tolist()
         return [page for page in pages if page >= self._controller.config.sink_pages]
@@ -218,11 +224,11 @@ class Swaps:
             self._note(tracked, state, "evidence", {}, "lost")
             return None
         pages = np.array([one.page for one in probe.away] + probe.retained, dtype=np.int64)
-        pinned_best = float(evidence[movable:].max()) if probe.pinned_pages else None
+        least = self._recall.least_share * float(evidence.max())
         evidence = with_neighbours(evidence[:movable], pages, self._recall.neighbour_share)
         plan = plan_swap(
-            evidence[:host], evidence[host:], self._recall.max_pages, pinned_best, self._recall.pinned_gate,
-            free_pages=probe.room, last=probe.recent,
+            evidence[:host], evidence[host:], self._recall.max_pages,
+            least_evidence=least, free_pages=probe.room, last=probe.recent,
         )  # fmt: skip
         victims = [probe.retained[index] for index in plan.send_out.tolist()]
         coming = [probe.away[index] for index in plan.bring_in.tolist()]
@@ -234,7 +240,7 @@ class Swaps:
         self._note(tracked, state, "evidence", brought, "swapped" if brought else "nothing")
         if not brought:
             return None
-        tracked.recall.rerun_until = tracked.request.num_prompt_tokens
+        tracked.recall.rerun_until = tracked.request.num_tokens
         self._rewound.append(request_id)
         return probe.rewind_to
 
@@ -307,22 +313,27 @@ class Swaps:
         tracked.recall.decided = True
         state.kept_pages -= tracked.recall.question_pages
         tracked.recall.question_pages = frozenset()
+        if self._recall is not None and self._recall.every_tokens is not None:
+            tracked.recall.next_due = self._due(tracked) + self._recall.every_tokens
 
     def _may_probe(self, tracked: TrackedRequest) -> bool:
-        """Evidence is weighed once a turn, before its first token; never where prompt log-probabilities are asked for,
-        which would be given twice."""
+        """Evidence is weighed before a turn's first token, and then every so many if that is wanted; never where prompt
+        log-probabilities are asked for, which would be given twice."""
         request = tracked.request
         return (
             self._recall is not None
-            and not tracked.recall.decided
+            and (not tracked.recall.decided or tracked.recall.next_due > 0)
             and tracked.budget is not None
-            and request.num_tokens == request.num_prompt_tokens
+            and (request.num_tokens == request.num_prompt_tokens or tracked.recall.next_due > 0)
             and getattr(request.sampling_params, "prompt_logprobs", None) is None
         )
 
     def _rerun_from(self, tracked: TrackedRequest) -> int:
         """The first token of what is computed again, if the pages before it allow."""
         assert self._recall is not None
+        if tracked.recall.decided:
+            assert self._recall.every_tokens is not None
+            return max(tracked.request.num_prompt_tokens, self._due(tracked) - self._recall.every_tokens)
         asked = self._chunk_tokens if self._recall.rerun == "turn" else self._recall.rerun
         return max(tracked.continued_tokens, tracked.request.num_prompt_tokens - min(asked, self._chunk_tokens))
 
