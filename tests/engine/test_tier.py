@@ -163,7 +163,7 @@ def recalling(engine: MemDecayEngine, **settings: object) -> Iterator[None]:
     def set_it(llm, internals, recall):
         swaps, book = internals.scheduler.connector.swaps, internals.controller.tier
         book.tier = book.tier.model_copy(update={"recall": recall})
-        swaps._recall = recall
+        swaps.probing.recall = recall
 
     changed = TIER.recall.model_copy(update=settings)
     engine.run_on_engine_thread(lambda llm, internals: set_it(llm, internals, changed))
@@ -259,7 +259,9 @@ def test_the_worker_measures_what_the_definition_says(talk):
 
         def watched(request_id, evidence):
             probe = swaps._open[request_id]
-            seen.update(pages=[one.page for one in probe.away] + probe.retained, evidence=np.array(evidence))
+            seen.update(
+                pages=[one.page for one in probe.away] + probe.retained + probe.pinned, evidence=np.array(evidence)
+            )
             return decide(request_id, evidence)
 
         swaps.decide = watched
