@@ -10,9 +10,6 @@ from memdecay_agents.arrays import BoolArray, IndexArray
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.recall.estimator import EvidenceArray
 
-GATE = 0.0
-"""Default of ``plan_swap``: pinned pages hold nothing back."""
-
 
 class SwapPlan(NamedTuple):
     """What comes in and what goes out; both empty: nothing changes and nothing is computed again."""
@@ -28,9 +25,8 @@ def plan_swap(
     host_evidence: EvidenceArray,
     retained_evidence: EvidenceArray,
     max_pages: int,
-    pinned_best: float | None = None,
-    gate: float = GATE,
     *,
+    least_evidence: float = 0.0,
     free_pages: int = 0,
     last: BoolArray | None = None,
 ) -> SwapPlan:
@@ -41,27 +37,25 @@ def plan_swap(
     lower index goes first.
 
     Args:
-        host_evidence: float64 [n_host], from the same ``page_evidence`` call as the other two.
+        host_evidence: float64 [n_host], from the same ``page_evidence`` call as the other.
         retained_evidence: float64 [n_retained]: unpinned pages on the device that may leave.
         max_pages: most pages that come in.
-        pinned_best: the highest evidence of a page that may not leave; None: not known.
-        gate: nothing comes in unless the best host page exceeds ``gate * pinned_best``; 0: always open.
+        least_evidence: a page that has less does not come in.
         free_pages: pages that may come in without a victim, because the budget has room.
         last: bool [n_retained]: pages that leave only for what no other page makes room for; None: none is such.
 
     Raises:
-        ConfigError: a negative count or gate.
+        ConfigError: a negative number.
     """
-    if max_pages < 0 or free_pages < 0 or not gate >= 0.0:
+    if max_pages < 0 or free_pages < 0 or not least_evidence >= 0.0:
         raise ConfigError(
             where="recall",
-            rule=f"max_pages {max_pages}, free_pages {free_pages} and gate {gate} must not be negative",
+            rule=f"max_pages {max_pages}, free_pages {free_pages}, least_evidence {least_evidence}: one is negative",
             remedy="Give numbers from 0 on.",
         )
     best = np.argsort(-host_evidence, kind="stable")[:max_pages]
+    best = best[host_evidence[best] >= least_evidence]
     free = min(free_pages, int((host_evidence[best] > 0.0).sum()))
-    if pinned_best is not None and best.size and not host_evidence[best[0]] > gate * pinned_best:
-        return SwapPlan(best[:0], best[:0])
     coming, leaving = free, []
     late = np.zeros(retained_evidence.size, dtype=np.bool_) if last is None else last
     for group in (np.flatnonzero(~late), np.flatnonzero(late)):

@@ -132,12 +132,14 @@ def test_no_swap_of_so_many_pages_leaves_more_evidence(host, retained, most, fre
     assert retained[going].tolist() == sorted(retained[going])
 
 
-@given(masses, masses, st.floats(0, 2), st.sampled_from([0.0, 0.5, 1.0]))
-def test_the_gate_closes_where_a_pinned_page_is_asked_for(host, retained, pinned, gate):
-    plan, open_plan = plan_swap(host, retained, 4, pinned, gate), plan_swap(host, retained, 4)
-    closed = not host.size or host.max() <= gate * pinned
-    assert plan.bring_in.tolist() == ([] if closed else open_plan.bring_in.tolist())
-    assert plan.send_out.tolist() == ([] if closed else open_plan.send_out.tolist())
+@given(masses, masses, st.floats(0, 2), st.integers(0, 2))
+def test_what_has_too_little_evidence_stays_away_and_nothing_else_changes(host, retained, least, free):
+    plan = plan_swap(host, retained, 4, least_evidence=least, free_pages=free)
+    free_plan = plan_swap(host, retained, 4, free_pages=free)
+    coming = [index for index in free_plan.bring_in.tolist() if host[index] >= least]
+    assert plan.bring_in.tolist() == coming
+    assert plan.send_out.tolist() == free_plan.send_out.tolist()[: plan.send_out.size]
+    assert len(coming) - plan.send_out.size <= free
 
 
 @given(masses, masses, st.integers(0, 6), st.integers(0, 3), st.integers(0, 31))
@@ -159,7 +161,7 @@ def test_equal_pages_stay_where_they_are_and_bad_numbers_are_refused():
     assert plan_swap(same, same, 2).bring_in.size == 0
     plan = plan_swap(np.array([0.6, 0.7, 0.7]), same, 2)
     assert (plan.bring_in.tolist(), plan.send_out.tolist()) == ([1, 2], [0, 1])
-    for bad in ({"max_pages": -1}, {"max_pages": 1, "gate": -0.1}, {"max_pages": 1, "free_pages": -1}):
+    for bad in ({"max_pages": -1}, {"max_pages": 1, "least_evidence": -0.1}, {"max_pages": 1, "free_pages": -1}):
         with pytest.raises(ConfigError, match="negative"):
             plan_swap(same, same, **bad)
 

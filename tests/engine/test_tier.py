@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.tier.support import SCHEDULER
 from memdecay_agents import MemDecayConfig, RequestHints
 from memdecay_agents.errors import EngineError, MemDecayError
+from memdecay_agents.ledger import LedgerEntry
 from memdecay_agents.recall import RetrievalHead, page_evidence
 from memdecay_agents.spans import Span
 from tests.engine.chaos_engine import PAGE_BYTES, worker_of
@@ -77,11 +80,11 @@ class Talk:
     def moves(self):
         return self.engine.ledger().moves(self.result.retention.session)
 
-    def hidden(self) -> torch.Tensor:
+    def hidden(self, moves: Sequence[LedgerEntry] | None = None) -> torch.Tensor:
         """What no query may see: pages that are gone, from the token on that was computed without them."""
         length = len(self.tokens) - 1
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-        moves = self.moves
+        moves = self.moves if moves is None else moves
         for number, move in enumerate(moves):
             mine = [other for other in moves[number:] if other.request_id == move.request_id]
             after = [other.computed_tokens for other in mine if other.parts.get("evidence")]
@@ -89,9 +92,20 @@ class Talk:
             hidden[first:, move.token_start : move.token_end] = move.reason != "swapped_in"
         return hidden | torch.ones(length, length, dtype=torch.bool).triu(1)
 
-    def distance(self, oracle) -> float:
-        rows = oracle.logprobs_seeing(self.tokens[:-1], self.hidden())
-        return logprob_distance(rows, len(self.prompt), self.result)
+    def distance(self, oracle, every_tokens: int | None = None) -> float:
+        rows, prompt = oracle.logprobs_seeing(self.tokens[:-1], self.hidden()), len(self.prompt)
+        moves, mine = self.moves, self.result.retention.request_id
+        swaps = {
+            move.computed_tokens: number
+            for number, move in reversed(list(enumerate(moves)))
+            if move.request_id == mine and move.reason.startswith("swapped") and move.computed_tokens >= prompt
+        }
+        for first, number in swaps.items():  # what was said before a swap was said without it, all but the last token
+            assert every_tokens is not None
+            end = prompt + ((first - prompt) // every_tokens + 1) * every_tokens
+            before = oracle.logprobs_seeing(self.tokens[:-1], self.hidden(moves[:number]))
+            rows[first : end - 1] = before[first : end - 1]
+        return logprob_distance(rows, prompt, self.result)
 
 
 @pytest.fixture(scope="module")
@@ -142,18 +156,40 @@ def test_without_what_came_back_the_oracle_says_otherwise(talk, random_oracle):
     assert logprob_distance(rows, len(talk.prompt), talk.result) > 100 * talk.distance(random_oracle)
 
 
-def test_a_reserve_takes_what_comes_back_and_the_turn_equals_the_oracle(talk, random_oracle):
-    def reserve(pages: int):
-        def set_it(llm, internals):
-            swaps, book = internals.scheduler.connector.swaps, internals.controller.tier
-            recall = book.tier.recall.model_copy(update={"reserve_pages": pages})
-            book.tier = book.tier.model_copy(update={"recall": recall})
-            swaps._recall = recall
+@contextmanager
+def recalling(engine: MemDecayEngine, **settings: object) -> Iterator[None]:
+    """The open engine recalls otherwise for a while."""
 
-        talk.engine.run_on_engine_thread(set_it)
+    def set_it(llm, internals, recall):
+        swaps, book = internals.scheduler.connector.swaps, internals.controller.tier
+        book.tier = book.tier.model_copy(update={"recall": recall})
+        swaps.probing.recall = recall
 
-    reserve(4)
+    changed = TIER.recall.model_copy(update=settings)
+    engine.run_on_engine_thread(lambda llm, internals: set_it(llm, internals, changed))
     try:
+        yield
+    finally:
+        engine.run_on_engine_thread(lambda llm, internals: set_it(llm, internals, TIER.recall))
+
+
+@pytest.mark.parametrize("every_tokens", [1, 5])
+def test_pages_come_back_while_the_agent_writes_and_the_answer_equals_the_oracle(talk, random_oracle, every_tokens):
+    with recalling(talk.engine, every_tokens=every_tokens):
+        brought = 0
+        for _ in range(3):
+            result = talk.turn(sampling(37))
+            assert result.generated_tokens == 37
+            assert talk.distance(random_oracle, every_tokens) <= MAX_DISTANCE
+            assert result.retention.peak_pages_decode <= result.retention.budget_pages
+            returns = talk.engine.ledger().returns(request_id=result.retention.request_id)
+            brought += sum(entry.computed_tokens >= len(talk.prompt) for entry in returns)
+        assert brought > 4
+    talk.engine.ledger().check_integrity()
+
+
+def test_a_reserve_takes_what_comes_back_and_the_turn_equals_the_oracle(talk, random_oracle):
+    with recalling(talk.engine, reserve_pages=4):
         for number in range(4):
             result = talk.turn(question=10)
             assert talk.distance(random_oracle) <= MAX_DISTANCE
@@ -163,8 +199,6 @@ def test_a_reserve_takes_what_comes_back_and_the_turn_equals_the_oracle(talk, ra
             if number:  # the first prompt is longer than the reserve
                 assert mine.count("swapped_in") == 2
                 assert "swapped_out" not in mine
-    finally:
-        reserve(0)
     talk.engine.ledger().check_integrity()
 
 
@@ -225,7 +259,9 @@ def test_the_worker_measures_what_the_definition_says(talk):
 
         def watched(request_id, evidence):
             probe = swaps._open[request_id]
-            seen.update(pages=[one.page for one in probe.away] + probe.retained, evidence=np.array(evidence))
+            seen.update(
+                pages=[one.page for one in probe.away] + probe.retained + probe.pinned, evidence=np.array(evidence)
+            )
             return decide(request_id, evidence)
 
         swaps.decide = watched

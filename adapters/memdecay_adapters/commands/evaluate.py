@@ -42,7 +42,12 @@ def evaluate(
         str, typer.Option(help="Of --tier host: verbatim, paraphrased, several, chat; default: all.")
     ] = "",
     recall_pages: Annotated[int, typer.Option(min=1, max=64, help="Of --tier host: most pages a turn.")] = 4,
-    pinned_gate: Annotated[float, typer.Option(min=0, help="Of --tier host: what pinned pages hold back.")] = 0.0,
+    least_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Of --tier host: evidence of the best page that what comes back has.")
+    ] = 0.3,
+    recall_every: Annotated[
+        int | None, typer.Option(min=1, help="Of --tier host: tokens of an answer after which it is asked again.")
+    ] = None,
     reserve_pages: Annotated[int, typer.Option(min=0, max=64, help="Of --tier host: kept free for them.")] = 0,
     longest: Annotated[int, typer.Option(min=1, help="Longer traces of files are left out (tokens).")] = 4096,
     json_file: JsonFile = None,
@@ -68,7 +73,8 @@ def evaluate(
         askings=_askings(asking),
         recall_pages=recall_pages,
         reserve_pages=reserve_pages,
-        pinned_gate=pinned_gate,
+        least_share=least_share,
+        recall_every=recall_every,
     )
     with output.progress() as show:
         result = Evaluation(options, show).run()

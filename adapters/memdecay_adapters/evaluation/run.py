@@ -61,8 +61,10 @@ class EvaluateOptions:
     """Of the recall stage."""
     recall_pages: int = 4
     """That come back in a turn at most, in the recall stage."""
-    pinned_gate: float = 0.0
+    least_share: float = 0.3
     """Of the recall stage: see `Recall`."""
+    recall_every: int | None = None
+    """Tokens of an answer after which it is asked again, in the recall stage."""
     reserve_pages: int = 0
     """Of the budget, kept free for them, in the recall stage."""
     cache: Path | None = None
@@ -223,7 +225,10 @@ class Evaluation:
         work = [(trace, self.todo(trace)) for trace in traces]
         options = self.options
         recall = Recall(
-            max_pages=options.recall_pages, reserve_pages=options.reserve_pages, pinned_gate=options.pinned_gate
+            max_pages=options.recall_pages,
+            reserve_pages=options.reserve_pages,
+            least_share=options.least_share,
+            every_tokens=options.recall_every,
         )
         return run_recall(self.options.model, work, self.options.askings, recall, self.store, self.progress)
 

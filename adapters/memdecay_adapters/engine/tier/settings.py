@@ -23,9 +23,9 @@ class Recall(BaseModel):
     less where pinned and protected pages fill the budget. 0: what comes back takes the place of what leaves."""
     recent_may_leave: bool = True
     """Whether recent pages before what is computed again may make room where no other page does; False: never."""
-    pinned_gate: float = Field(default=0.0, ge=0.0)
-    """Nothing comes back unless the best page away has more than so many times the evidence of the best pinned page
-    (sink pages aside): a turn that asks for what is pinned needs no other. 0: pinned pages are not asked about."""
+    least_share: float = Field(default=0.3, ge=0.0, le=1.0)
+    """What comes back has at least this share of the evidence of the best page, here or away, pinned or not (sink pages
+    aside): what a turn hardly asks for only distracts. 0: pinned pages are not asked about."""
     query_tokens: int = Field(default=16, ge=1, le=256)
     """Newest tokens of the turn whose queries count."""
     neighbour_share: float = Field(default=NEIGHBOUR_SHARE, ge=0.0, le=1.0)
@@ -33,6 +33,9 @@ class Recall(BaseModel):
     rerun: Rerun = "turn"
     """What is computed again after a swap: the turn's last n tokens, or "turn": all of it. Never more than one prefill
     chunk, and nothing that another session may share."""
+    every_tokens: int | None = Field(default=None, ge=1)
+    """Ask again while the agent writes: after each so many generated tokens, the last of which are then computed again
+    if pages change places. None: only at the end of a prompt."""
     heads: tuple[RetrievalHead, ...] | None = Field(default=None, min_length=1)
     """The model's retrieval heads, also as `RetrievalHeads`; None: those that are shipped for the model or were found
     before; a model of which none are known is calibrated when the engine starts."""

@@ -15,6 +15,8 @@ class TurnRecall:
     """Whether evidence was weighed, or cannot be."""
     question_pages: frozenset[int] = frozenset()
     """Pages that may be computed again; they stay until that is decided."""
+    next_due: int = 0
+    """Tokens at which the answer's newest queries are weighed next; 0: they are not."""
     rerun_until: int = 0
     """Tokens up to which the turn is being computed again; 0: it is not."""
     recalled: set[int] = field(default_factory=set)

@@ -77,6 +77,7 @@ class WorkerTier:
             self._heads = shard.local(tier.recall.heads or ())
             chosen = {names[head.layer]: head.layer for head in self._heads}
             self.queries = QueryTails(chosen, tier.recall.query_tokens)
+        self._asks_again = tier.recall is not None and tier.recall.every_tokens is not None
         self._report = TierReport()
         self._probes: dict[str, Probe] = {}
         self._generators: dict[str, tuple[torch.Generator, torch.Tensor]] = {}
@@ -117,7 +118,7 @@ class WorkerTier:
         began = time.perf_counter()
         for request_id, probe in self._probes.items():
             self._report.evidence[request_id] = self._evidence(request_id, probe)
-            if self.queries is not None:
+            if self.queries is not None and not self._asks_again:
                 self.queries.forget(request_id)
         if self._probes:
             self._report.evidence_seconds = time.perf_counter() - began
