@@ -2,8 +2,8 @@
 
 Usage: ``python kvpress_program.py '{"model": ..., "tokens": ..., ...}'``; the last line printed is JSON.
 
-A press compresses the cache once, behind the prompt. So the whole prompt is prefilled in full, then the batch decodes
-on the cache that is left, beside the same batch on the whole cache, taking turns.
+A press compresses the cache once, behind the prompt. So the whole prompt is prefilled in full, once, and its cache is
+repeated for the batch, which decodes on what is left of it, beside the same batch on the whole cache, taking turns.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     """Measure.
 
     Args:
-        asked: model (a folder), tokens (of each prompt), budget_tokens, batch, steps (a sample), pairs, seed, press.
+        asked: model (a folder), tokens (of a prompt), budget_tokens, batch, steps (a sample), pairs, seed, press.
 
     Returns:
-        Seconds of the prefill and of the samples of decode steps, with the press and without.
+        Seconds of one prompt's prefill, and of the samples of the batch's decode steps, with the press and without.
     """
     import kvpress
     import torch
@@ -33,8 +33,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
     model = AutoModelForCausalLM.from_pretrained(asked["model"], dtype=torch.bfloat16).eval()
     draw = random.Random(asked["seed"])
-    rows = [[draw.randrange(100, 20000) for _ in range(asked["tokens"])] for _ in range(asked["batch"])]
-    ids = torch.tensor(rows)
+    ids = torch.tensor([[draw.randrange(100, 20000) for _ in range(asked["tokens"])]])
     press = getattr(kvpress, asked["press"])(compression_ratio=1 - asked["budget_tokens"] / asked["tokens"])
     caches, prefill = {}, {}
     with torch.inference_mode():
@@ -47,8 +46,9 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
             else:
                 model.model(ids, past_key_values=caches[name])
             prefill[name] = time.perf_counter() - before
+            caches[name].batch_repeat_interleave(asked["batch"])
         held = {name: caches[name].get_seq_length() for name in caches}
-        token, position = ids[:, -1:], asked["tokens"]
+        token, position = ids[:, -1:].repeat(asked["batch"], 1), asked["tokens"]
         samples: dict[str, list[float]] = {name: [] for name in caches}
         for number in range(asked["pairs"] + 1):
             for name in ("press", "full") if number % 2 else ("full", "press"):

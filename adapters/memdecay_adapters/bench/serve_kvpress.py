@@ -16,6 +16,8 @@ from memdecay_adapters.bench.statistics import paired_ratio
 from memdecay_agents.errors import ConfigError, EngineError
 
 PRESS = "SnapKVPress"
+MOST_STEPS = 4
+"""Of a sample; its steps are alike, for none measures or evicts."""
 _PROGRAM = Path(__file__).with_name("kvpress_program.py")
 
 
@@ -34,8 +36,8 @@ def measure_kvpress(
 ) -> dict[str, Any]:
     """Decode steps of long prompts whose cache a press has compressed to the budget.
 
-    It knows no pool, no sessions and no requests that come and go: a batch of equal prompts is prefilled in full and
-    decoded. Not interleaved with our engines: its environment cannot import them.
+    It knows no pool, no sessions and no requests that come and go: a prompt is prefilled in full, and a batch of its
+    likes is decoded. Not interleaved with our engines: its environment cannot import them.
 
     Args:
         python: interpreter of an environment with kvpress and transformers.
@@ -46,13 +48,15 @@ def measure_kvpress(
     Raises:
         EngineError: the program failed; with its last line.
     """
-    progress(f"transformers + kvpress: {options.batch} prompts of {options.long_tokens} tokens")
+    progress(
+        f"transformers + kvpress: prefilling {options.long_tokens} tokens twice, decoding a batch of {options.batch}"
+    )
     asked = {
         "model": model_path,
         "tokens": options.long_tokens,
         "budget_tokens": options.budget_tokens,
         "batch": options.batch,
-        "steps": options.steps_per_sample,
+        "steps": min(options.steps_per_sample, MOST_STEPS),
         "pairs": options.length_pairs,
         "seed": options.workload.seed,
         "press": PRESS,
