@@ -94,8 +94,10 @@ def test_a_command_has_json_help_and_the_programs_errors(words: tuple[str, ...],
     assert told.out == ""
     assert "too small" in told.err
     assert "Traceback" not in told.err
-    with pytest.raises(BudgetError):
+    with pytest.raises(SystemExit) as ended:
         built.main([*words, *needed(command), "--debug"], prog_name="memdecay")
+    assert ended.value.code == 2
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_what_is_declared_is_what_the_issue_asks_for() -> None:

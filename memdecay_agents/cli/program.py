@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import traceback
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -24,19 +25,23 @@ class Program(TyperGroup):
         return super().parse_args(ctx, arranged(args))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; an error ends the program with a panel, or with its traceback under ``--debug``."""
+        """Run the command; an error ends with its exit code and a panel, or a traceback under ``--debug``."""
+        debug = ctx.params.get("debug")
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            if ctx.params.get("debug"):
-                raise
+            if debug:
+                traceback.print_exc()
             raise typer.Exit(ExitCode.interrupted) from None
         except Exception as error:  # whatever it is ends as a panel and an exit code; --debug shows it whole
             ends_well = isinstance(error, typer.Abort) or hasattr(error, "exit_code")  # what typer itself says
             closed_pipe = isinstance(error, OSError) and error.errno == errno.EPIPE
-            if ends_well or closed_pipe or ctx.params.get("debug"):
+            if ends_well or closed_pipe:
                 raise
-            show_problem(error)
+            if debug:
+                traceback.print_exc()
+            else:
+                show_problem(error)
             raise typer.Exit(exit_code_of(error)) from None
 
 

@@ -82,9 +82,11 @@ def test_errors_are_a_panel_with_where_rule_remedy_and_code(capsys):
 
 @pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize("arguments", [["--debug", "refuse"], ["refuse", "--debug"]])
-def test_debug_shows_the_error_itself(arguments):
-    with pytest.raises(BudgetError):
-        program.main(arguments)
+def test_debug_shows_the_traceback_and_ends_with_the_same_code(arguments, capsys):
+    assert exit_code(arguments) == exit_code(["refuse"]) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "BudgetError" in shown
 
 
 def test_version(capsys):
@@ -120,9 +122,10 @@ def test_an_error_that_is_not_ours_is_told_and_is_whole_under_debug(monkeypatch,
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     assert shown == "" if said is None else (said in shown and str(error) in shown)
-    with pytest.raises((type(error), SystemExit)) as whole:
-        program.main(["--debug", "break"])
-    assert said is None or whole.value is error
+    assert exit_code(["--debug", "break"]) == code
+    whole = capsys.readouterr().err
+    assert "Traceback" in whole
+    assert type(error).__name__ in whole
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ def serve(
     json_file: JsonFile = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder.")] = None,
     traces: Annotated[
-        list[Path] | None, typer.Option(help="A trace file (repeat for more); default: made-up traces.")
+        list[Path] | None,
+        typer.Option(help="A trace file (repeat for more); default: made-up traces.", exists=True, dir_okay=False),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the agents and prompts.")] = 0,
     part: Annotated[

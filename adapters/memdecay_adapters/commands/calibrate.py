@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def calibrate(
     out: Annotated[Path, typer.Option(help="Profile file to write (YAML).")] = Path("memdecay-profile.yaml"),
-    traces: Annotated[list[Path] | None, typer.Option(help="A trace file (repeat); default: synthetic traces.")] = None,
+    traces: Annotated[
+        list[Path] | None,
+        typer.Option(help="A trace file (repeat); default: synthetic traces.", exists=True, dir_okay=False),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
     unit: Annotated[str, typer.Option(help="Clock of the profile: decode_steps, tokens or turns.")] = "tokens",
     lengths: Annotated[str, typer.Option(help="Synthetic: tokens. Files: upper ends of the groups.")] = "",

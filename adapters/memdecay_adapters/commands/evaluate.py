@@ -26,7 +26,9 @@ def evaluate(
             "(default with --traces)."
         ),
     ] = "",
-    traces: Annotated[list[Path] | None, typer.Option(help="A trace file (repeat for more).")] = None,
+    traces: Annotated[
+        list[Path] | None, typer.Option(help="A trace file (repeat for more).", exists=True, dir_okay=False)
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds of synthetic traces: 1000-1007 or 1000,1002.")] = "1000-1007",
     lengths: Annotated[str, typer.Option(help="Tokens of synthetic traces.")] = "450,1700",
     budgets: Annotated[str, typer.Option(help="Parts of a trace's tokens.")] = "0.25,0.5,0.75",

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def tune(
-    traces: Annotated[list[Path], typer.Option(help="A trace file of your agent (repeat for more).")],
+    traces: Annotated[
+        list[Path], typer.Option(help="A trace file of your agent (repeat for more).", exists=True, dir_okay=False)
+    ],
     keep: Annotated[float, typer.Option(help="Part of the facts at risk that has to survive.")] = 0.95,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
     most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
