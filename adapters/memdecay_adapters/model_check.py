@@ -26,13 +26,14 @@ class AttentionFacts(NamedTuple):
     key_heads: int
     head_dim: int
     dtype: str
-    """Of the checkpoint; vLLM runs it in that unless ``dtype`` says otherwise, and keeps its cache in the same."""
+    """In which vLLM runs the checkpoint and keeps its cache, unless ``dtype`` says otherwise: the checkpoint's own, or
+    bfloat16 for one in float32."""
     max_tokens: int | None
     """Longest sequence; None: not said."""
 
     @property
     def cache_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers, in the checkpoint's type."""
+        """Keys and values of one token in all layers, in that type."""
         return 2 * self.layers * self.key_heads * self.head_dim * _BYTES.get(self.dtype, 2)
 
 
@@ -60,10 +61,12 @@ def attention_facts(config: Mapping[str, Any]) -> AttentionFacts | None:
     if not isinstance(layers, int) or not isinstance(heads, int) or not heads:
         return None
     head_dim = text.get("head_dim") or int(text.get("hidden_size") or 0) // heads
-    dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16")
+    stored = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16")
+    dtype = stored.removeprefix("torch.")
     most = text.get("max_position_embeddings")
     return AttentionFacts(
-        layers, heads, int(text.get("num_key_value_heads") or heads), int(head_dim), dtype.removeprefix("torch."),
+        layers, heads, int(text.get("num_key_value_heads") or heads), int(head_dim),
+        "bfloat16" if dtype == "float32" else dtype,  # as vLLM's auto does
         most if isinstance(most, int) else None,
     )  # fmt: skip
 

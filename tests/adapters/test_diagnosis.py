@@ -67,6 +67,16 @@ def test_a_model_that_cannot_be_evicted_from_is_refused_with_what_to_use(
         assert (found.status, found.found) == ("failed", refusal[0])
 
 
+@pytest.mark.parametrize(
+    ("stored", "served", "bytes_per_token"),
+    [("float32", "bfloat16", 1024), ("torch.float16", "float16", 1024), ("bfloat16", "bfloat16", 1024)],
+)
+def test_a_checkpoint_in_float32_is_served_in_bfloat16(stored: str, served: str, bytes_per_token: int) -> None:
+    facts = attention_facts({**LLAMA, "torch_dtype": stored})
+    assert facts is not None
+    assert (facts.dtype, facts.cache_bytes_per_token) == (served, bytes_per_token)
+
+
 def test_a_model_that_is_not_here_or_says_nothing_is_a_warning_not_a_guess(tmp_path: Path) -> None:
     elsewhere = findings("nobody/no-such-model")
     assert elsewhere["attention"].status == "warning"
