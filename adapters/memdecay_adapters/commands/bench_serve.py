@@ -106,8 +106,16 @@ def _print(result: ServeResult, console: Console) -> None:
             shown = (point[key]["median"] for key in ("stock_vs_short", "ours_vs_short", "ours_vs_stock"))
             growth.add_row(str(point["tokens"]), budget, *map(str, shown))
     console.print(growth)
-    for name, code in values["parts_of_other_code"].items():
-        console.print(f"measured by another version of the code ({code}): {name}", markup=False)
+    if kvpress := values["kvpress"]:
+        seconds, held = kvpress["step_seconds"], kvpress["held_tokens"]
+        console.print(
+            f"transformers + kvpress, decode step: {seconds['press']} s holding {held['press']} tokens "
+            f"({kvpress['press']}), {seconds['full']} s holding {held['full']}"
+        )
+    other = values["parts_of_other_code"]
+    for code in sorted(set(other.values())):
+        names = ", ".join(name for name in other if other[name] == code)
+        console.print(f"measured by another version of the code ({code}): {names}", markup=False)
     for line in values["losing_cases"]:
         console.print(f"slower than stock vLLM: {line}", markup=False)
 
