@@ -168,6 +168,8 @@ class Invariants:
             if tracked is not None and not lives and not request.num_preemptions and tracked.continued_tokens:
                 assert tracked.continued_tokens == computed_before
                 sight = self._known[tracked.state][0].truncated(computed_before)
+            if lives and lives[-1].sampled[-1:] == [request.num_tokens - 1]:
+                lives[-1].sampled.pop()  # preempted before what came back was seen: its token did not count
             lives.append(Life(request.num_preemptions, sight))
             if tracked is not None:
                 self._check_labels(submitted, tracked.state.tokens, controller.config)
