@@ -182,6 +182,7 @@ class Invariants:
             assert tracked.recall.recalled
             assert computed_before >= tracked.continued_tokens
             life.sight.stretches = life.sight.truncated(computed_before).stretches
+            life.sight.ever_gone.add(computed_before // PAGE)  # its clean tokens may be more now; it stays private
             life.sampled.pop()
             assert not life.sampled or life.sampled[-1] < computed_before, "sampled with other pages: not looked at"
             self.begun["reruns"] += 1
