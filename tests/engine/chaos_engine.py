@@ -30,6 +30,8 @@ TIER = HostTier(
     checksum=True,
     recall=Recall(max_pages=3, query_tokens=8, heads=(RetrievalHead(1, 0), RetrievalHead(0, 1))),
 )
+ANSWERS_TOO = TIER.model_copy(update={"recall": TIER.recall.model_copy(update={"every_tokens": 1})})
+"""Pages come back while the agent writes, too."""
 
 
 def chaos_engine(model_folder: str, host_tier: HostTier | None = None) -> MemDecayEngine:

@@ -168,17 +168,23 @@ class Invariants:
             if tracked is not None and not lives and not request.num_preemptions and tracked.continued_tokens:
                 assert tracked.continued_tokens == computed_before
                 sight = self._known[tracked.state][0].truncated(computed_before)
+            if lives and lives[-1].sampled[-1:] == [request.num_tokens - 1]:
+                lives[-1].sampled.pop()  # preempted before what came back was seen: its token did not count
             lives.append(Life(request.num_preemptions, sight))
             if tracked is not None:
                 self._check_labels(submitted, tracked.state.tokens, controller.config)
             self.begun["continued"] += bool(tracked is not None and tracked.continued_tokens)
             self.begun["prefix_hits"] += bool(computed_before and not (tracked and tracked.continued_tokens))
         life = lives[-1]
-        if computed_before < life.sight.end and tracked is not None and life.sampled == [request.num_tokens - 1]:
-            # the prompt is computed again with the pages that came back; what was sampled from it does not count
+        if computed_before < life.sight.end and tracked is not None and life.sampled[-1:] == [request.num_tokens - 1]:
+            # the prompt's or the answer's end is computed again with the pages that came back; what was sampled from it
+            # does not count
             assert tracked.recall.recalled
             assert computed_before >= tracked.continued_tokens
-            life.sight.stretches, life.sampled = life.sight.truncated(computed_before).stretches, []
+            life.sight.stretches = life.sight.truncated(computed_before).stretches
+            life.sight.ever_gone.add(computed_before // PAGE)  # its clean tokens may be more now; it stays private
+            life.sampled.pop()
+            assert not life.sampled or life.sampled[-1] < computed_before, "sampled with other pages: not looked at"
             self.begun["reruns"] += 1
         assert life.sight.end == computed_before
         if tracked is not None:

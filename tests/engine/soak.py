@@ -37,6 +37,7 @@ def soak(
     evictions: Annotated[int, typer.Option(help="Evicted pages at least.", min=1)] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the operations and their numbers.")] = 0,
     tier: Annotated[bool, typer.Option(help="With a host tier and recall.")] = True,
+    answers: Annotated[bool, typer.Option(help="Recall at each token of an answer, too.")] = False,
     json_file: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = Path("soak.json"),
 ) -> None:
     """Do random things to a real engine until enough has happened; exit with 1 if any bound is missed."""
@@ -45,13 +46,13 @@ def soak(
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from memdecay_adapters.models import resolve_model
     from tests.engine.chaos import Chaos, draw
-    from tests.engine.chaos_engine import PAGE, TIER, chaos_engine, small_ledger
+    from tests.engine.chaos_engine import ANSWERS_TOO, PAGE, TIER, chaos_engine, small_ledger
     from tests.engine.oracle import Oracle
     from tests.engine.random_llama import random_llama
 
     with tempfile.TemporaryDirectory() as folder:
         model = random_llama(Path(folder) / "model", tokenizer_from=resolve_model(None))
-        engine = chaos_engine(model, TIER if tier else None)
+        engine = chaos_engine(model, (ANSWERS_TOO if answers else TIER) if tier else None)
         try:
             small_ledger(engine, LEDGER_ENTRIES)
             chaos = Chaos(engine, Oracle(model))
