@@ -67,8 +67,12 @@ class MemDecayConfig(BaseModel):
     """Part of that rest that is the rank of a token's key norm (small ranks high); salience has what remains. Ours."""
 
     quota_bonus: float | None = Field(default=0.25, ge=0.0)
-    """What a page inside its region's quota gains in the order beside its structural part, which counts only there;
-    None: no page outside a quota stays before one inside. Ours."""
+    """What a page inside its region's quota of two pages or more gains in the order beside its structural part, which
+    counts only inside; None: no page outside a quota stays before one inside. Ours."""
+
+    neighbours_up_to_pages: float = Field(default=3.0, ge=0.0)
+    """Default policy: with so many evictable pages or fewer, a page beside a held one gains 1; with more, as the square
+    of the ratio. 0: neighbours count nothing. Ours."""
 
     ewma_factor: float = Field(default=0.1, gt=0.0, le=1.0)
     """Weight of one query in the moving average of raw mass: 0.1 sees about ten queries. Ours."""

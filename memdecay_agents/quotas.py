@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray, RegionArray
 
+PAGES_FOR_BONUS = 2
+"""A quota of fewer pages gives its region no bonus: one page here and one there seldom hold a whole fact."""
+
 
 def quota_pages(region_weight: npt.NDArray[np.float64], present: BoolArray, budget_pages: int) -> IndexArray:
     """Pages that each region has to itself, int64 [R]: floor(budget * w_r / sum of w of regions present).

@@ -182,6 +182,8 @@ def test_a_ledger_is_explained_for_people_and_for_scripts(path: Path, tmp_path: 
         (["explain", "http://127.0.0.1:9", "--session", "t"], 5, "cannot be reached"),
         (["tune", "--traces", "LEDGER", "--keep", "2"], 2, "--keep"),
         (["serve-args", "--config", "none.json"], 2, "cannot be read"),
+        (["serve-args", "--profile", "none.yaml"], 2, "memdecay calibrate"),
+        (["demo", "--profile", "none.yaml"], 2, "memdecay calibrate"),
     ],
 )
 def test_what_goes_wrong_is_a_panel_and_a_code(

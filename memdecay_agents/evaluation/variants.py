@@ -51,8 +51,12 @@ class Variant:
         return get_policy(self.policy, config)
 
 
-def variants_of(policies: tuple[str, ...] | None = None) -> list[Variant]:
+def variants_of(policies: tuple[str, ...] | None = None, settings: Mapping[str, Any] | None = None) -> list[Variant]:
     """The variants of these policies (default: all): baselines with and without pins, the others with.
+
+    Args:
+        policies: names; None: all.
+        settings: fields of the configuration of the default policy.
 
     Raises:
         ConfigError: an unknown policy.
@@ -67,5 +71,6 @@ def variants_of(policies: tuple[str, ...] | None = None) -> list[Variant]:
             )
         if policy in BASELINES:
             made.append(Variant(policy, pinned=False))
-        made.append(Variant(policy, pinned=policy != "full"))
+        given = (settings or {}) if policy == "memdecay" else {}
+        made.append(Variant(policy, pinned=policy != "full", settings=given))
     return made

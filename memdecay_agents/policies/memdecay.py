@@ -1,17 +1,19 @@
 """The default: priority of what is young in its region, what a page tells, ranks of key norms and salience, quotas.
 
     s_i = b_r g(dt_i) + alpha (1 - u) ((1 - k) rank(salience_i) - k rank(norm_i))
-    page score = mean of s + alpha u information
+    page score = mean of s + alpha u information + neighbours
     order by  score  + bonus where the page is inside its region's quota, - its b_r g part where it is not;
               superseded pages go before all others
 
 So a quota bounds what a region can claim by its priority: a fresh tool result as long as the budget takes its share.
+A quota of one page gives no bonus: half of what lies on two pages is of no use.
 
-u is ``information_share`` (0 where no token ids are known), k is ``key_norm_share``; information: see
-``memdecay_agents.information``. g is the exponential 2 ** (-dt / h_r) or the power law 1 / (1 + dt / h_r); ranks are
-taken among the tokens of the session's evictable pages. Ours, built on MemDecay (regions, decay, refresh, pins); that
-small keys are worth keeping is from arXiv 2406.11430. Ranks instead of magnitudes answer the publication's own open
-point, that the attention term needs its magnitude normalised. What was tried and why this stayed: EVALUATION.md.
+u is ``information_share`` (0 where no token ids are known), k is ``key_norm_share``; information and neighbours: see
+the modules ``memdecay_agents.information`` and ``memdecay_agents.neighbours``. g is the exponential 2 ** (-dt / h_r) or
+the power law 1 / (1 + dt / h_r); ranks are taken among the tokens of the session's evictable pages. Ours, built on
+MemDecay (regions, decay, refresh, pins); that small keys are worth keeping is from arXiv 2406.11430. Ranks instead of
+magnitudes answer the publication's own open point, that the attention term needs its magnitude normalised. What was
+tried and why this stayed: EVALUATION.md.
 
 Limits: like every score that does not know the question, it guesses. Parameters were chosen with one small model.
 """
@@ -24,15 +26,17 @@ import numpy as np
 
 from memdecay_agents.arrays import FloatArray, IndexArray
 from memdecay_agents.information import page_information
+from memdecay_agents.neighbours import neighbour_gain
 from memdecay_agents.pages import PageView
 from memdecay_agents.policies.base import Policy, Ranking, ascending
-from memdecay_agents.quotas import inside_quota, quota_pages
+from memdecay_agents.quotas import PAGES_FOR_BONUS, inside_quota, quota_pages
 from memdecay_agents.scoring import Terms, page_parts, token_parts, token_structure
 from memdecay_kernels.terms import ScoreTerms
 
 
 class MemDecayPolicy(Policy):
-    """Reads ``alpha``, the two shares, ``quota_bonus``, ``decay_form``, ``superseded_factor`` and the profiles."""
+    """Reads ``alpha``, the two shares, ``quota_bonus``, ``neighbours_up_to_pages``, ``decay_form``,
+    ``superseded_factor`` and the profiles."""
 
     name: ClassVar[str] = "memdecay"
     uses_key_norms = True
@@ -66,18 +70,25 @@ class MemDecayPolicy(Policy):
         )
 
     def token_scores(self, view: PageView) -> FloatArray:
-        """Structure + key norm + salience + the page's information, float32 [P, page].
+        """Structure + key norm + salience + the page's information and neighbours, float32 [P, page].
 
         Ranks are 0 on pages that are not evictable.
         """
         structure, key_norm, salience = token_parts(view, self._terms(view)).values()
-        return np.asarray(structure + key_norm + salience + self._information(view)[:, None], dtype=np.float32)
+        page = self._information(view) + neighbour_gain(view, self.config.neighbours_up_to_pages)
+        return np.asarray(structure + key_norm + salience + page[:, None], dtype=np.float32)
 
     def score_parts(self, view: PageView) -> dict[str, FloatArray]:
-        """The decaying ``structure``, ``information``, and the rank terms ``key_norm`` (at most 0) and ``salience``."""
+        """The decaying ``structure``, ``information``, the rank terms ``key_norm`` (at most 0) and ``salience``, and
+        ``neighbours``."""
         structure, key_norm, salience = page_parts(view, self._terms(view)).values()
-        information = self._information(view)
-        return {"structure": structure, "information": information, "key_norm": key_norm, "salience": salience}
+        return {
+            "structure": structure,
+            "information": self._information(view),
+            "key_norm": key_norm,
+            "salience": salience,
+            "neighbours": neighbour_gain(view, self.config.neighbours_up_to_pages),
+        }
 
     def order(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> IndexArray:
         """Superseded pages, then the others by rising score after what quotas give and take; see ``quota_bonus``.
@@ -104,12 +115,14 @@ class MemDecayPolicy(Policy):
         weight = view.table.quota_weight
         present = np.bincount(region[eligible], minlength=weight.shape[0]) > 0
         stays = budget_pages - (view.n_pages - pages.shape[0])
-        inside = inside_quota(region, scores, eligible, quota_pages(weight, present, stays))
+        quota = quota_pages(weight, present, stays)
+        inside = inside_quota(region, scores, eligible, quota)
         first = ~eligible if self.config.superseded_factor < 1.0 else np.zeros_like(eligible)
         groups, moved = [first, ~inside & ~first, inside], None
         if self.config.quota_bonus is not None:
             structure = view.page_mean(token_structure(view, self._terms(view)))[candidates]
-            moved = np.where(inside, np.float32(self.config.quota_bonus), -structure)
+            bonus = np.where(quota >= PAGES_FOR_BONUS, np.float32(self.config.quota_bonus), np.float32(0.0))[region]
+            moved = np.where(inside, bonus, -structure)
             scores, groups = np.asarray(scores + moved, dtype=np.float32), [first, ~first]
         order = np.concatenate([ascending(pages[group], scores[group]) for group in groups])
         return Ranking(order, moved, inside)

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from memdecay_adapters.commands.calibrate import calibrate
+from memdecay_adapters.commands.config_options import read_config
 from memdecay_adapters.commands.evaluate import evaluate, numbers
 from memdecay_adapters.commands.tune import tune
 from memdecay_adapters.evaluation import recall_stage
@@ -229,6 +230,21 @@ def test_the_commands_work_on_any_trace_file(random_llama_path, tmp_path, monkey
     assert ProfileFile.load(profile).clock_unit == "decode_steps"
     assert MemDecayConfig.from_profile(profile).clock_unit == "decode_steps"
     assert (tmp_path / "curves.png").exists()
+
+    ran = runner.invoke(
+        app(evaluate), [*common, "--json", str(out), "--verify", "0", "--budgets", "0.5", "--profile", str(profile),
+                        "--policies", "memdecay,recency"]
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(out.read_text())["profile"] == "profile.yaml"
+    half_lives = {
+        name: region.half_life_ticks for name, region in ProfileFile.load(profile).nearest(None).regions.items()
+    }
+    ours, theirs = (Evaluation(EvaluateOptions(profile=profile)).variants[at].config() for at in (-1, 0))
+    assert {name: ours.regions[name].half_life_ticks for name in half_lives} == half_lives
+    assert theirs == variants_of()[0].config(), "baselines know no profile"
+    served = read_config(None, 4096, None, profile)
+    assert served == MemDecayConfig.from_profile(profile, default_budget_tokens=4096)
 
     ran = runner.invoke(app(tune), [*common, "--keep", "0.05"])
     assert ran.exit_code == 0, ran.output

@@ -23,6 +23,7 @@ from memdecay_agents import (
     register_policy,
 )
 from memdecay_agents.errors import PolicyError
+from memdecay_agents.neighbours import neighbour_gain
 from memdecay_agents.policies.random import RandomPolicy
 from memdecay_agents.quotas import inside_quota, quota_pages
 from memdecay_agents.ranks import unit_ranks
@@ -181,6 +182,8 @@ def test_paper_and_memdecay_score_as_their_formulas_say(made, config, seed):
     want = np.zeros(view.region.shape)
     for row, at in np.ndindex(want.shape):
         want[row, at] = reference_score(view, row, at, config, *ranks)
+    if config.policy == "memdecay":
+        want += neighbour_gain(view, config.neighbours_up_to_pages)[:, None]
     assert np.allclose(policy.token_scores(view), want, rtol=1e-4, atol=1e-5)
     mean = np.asarray([want[row][view.valid[row]].mean() for row in range(view.n_pages)])
     assert np.allclose(policy.page_scores(view), mean, rtol=1e-4, atol=1e-5)

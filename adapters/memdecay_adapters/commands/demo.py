@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from memdecay_adapters.commands.completion import complete_policy
+from memdecay_adapters.commands.config_options import Profile
 from memdecay_agents.cli.output import JsonFile, Output
 
 
@@ -17,6 +18,7 @@ def demo(
     policy: Annotated[
         str, typer.Option(help="Eviction policy; 'full' evicts nothing.", autocompletion=complete_policy)
     ] = "memdecay",
+    profile: Profile = None,
     json_file: JsonFile = None,
     out: Annotated[Path, typer.Option(help="Folder for the ledger and the picture.")] = Path("memdecay-demo"),
 ) -> None:
@@ -24,5 +26,5 @@ def demo(
     from memdecay_adapters.demo.run import DemoOptions, run_demo
 
     output = Output("demo", json_file)
-    options = DemoOptions(model=model, budget_tokens=budget, policy=policy, output_folder=out)
+    options = DemoOptions(model=model, budget_tokens=budget, policy=policy, profile=profile, output_folder=out)
     output.save(run_demo(options, output.results))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from memdecay_adapters.commands.config_options import Profile
 from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.errors import ConfigError
 
@@ -22,8 +23,8 @@ def evaluate(
     generator: Annotated[
         str,
         typer.Option(
-            help="planted, paraphrased, both (of these), retold, varied, reworded, several with commas, or none "
-            "(default with --traces)."
+            help="planted, paraphrased, both (of these), retold, varied, reworded, longwinded, several with commas, or "
+            "none (default with --traces)."
         ),
     ] = "",
     traces: Annotated[
@@ -33,6 +34,7 @@ def evaluate(
     lengths: Annotated[str, typer.Option(help="Tokens of synthetic traces.")] = "450,1700",
     budgets: Annotated[str, typer.Option(help="Parts of a trace's tokens.")] = "0.25,0.5,0.75",
     policies: Annotated[str | None, typer.Option(help="Names, separated by commas; default: all.")] = None,
+    profile: Profile = None,
     verify: Annotated[
         float, typer.Option(help="Part of the traces that the real engine verifies; 0: replay only.")
     ] = 0.25,
@@ -69,6 +71,7 @@ def evaluate(
         lengths=numbers(lengths, "--lengths"),
         budgets=_fractions(budgets),
         policies=tuple(policies.split(",")) if policies else None,
+        profile=profile,
         verify_part=verify,
         longest_tokens=longest,
         tier=_tier(tier),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from memdecay_adapters.commands.completion import complete_policy
-from memdecay_adapters.commands.serve_args import read_config
+from memdecay_adapters.commands.config_options import Profile, read_config
 from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.errors import ConfigError
 
@@ -24,6 +24,7 @@ def serve(
     budget: Annotated[int | None, typer.Option(help="Budget of requests that bring none, in tokens.")] = None,
     policy: Annotated[str | None, typer.Option(help="Eviction policy.", autocompletion=complete_policy)] = None,
     config: Annotated[Path | None, typer.Option(help="A MemDecayConfig as JSON; the options go over it.")] = None,
+    profile: Profile = None,
     dtype: Annotated[str, typer.Option(help="What the model runs in; the page size depends on it.")] = "auto",
     api_keys: Annotated[
         Path | None, typer.Option(help="A file with API keys, one a line; each is a tenant of its own.")
@@ -44,7 +45,7 @@ def serve(
         given += ["--served-model-name", model or DEFAULT_MODEL_NAME]
     command = server_arguments(
         resolve_model(model),
-        read_config(config, budget, policy),
+        read_config(config, budget, policy, profile),
         given,
         dtype=dtype,
         session_idle_seconds=session_idle_seconds,

@@ -41,6 +41,8 @@ class DemoOptions:
     budget_tokens: int = DEFAULT_BUDGET_TOKENS
     """Of the worker and of the answering agent; the planner gets three quarters."""
     policy: str = "memdecay"
+    profile: Path | None = None
+    """A calibrated profile whose half-lives count; None: the default one."""
     user_turns: int = len(USER_TURNS)
     """How many of the scenario's user turns to run."""
     output_folder: Path = Path("memdecay-demo")
@@ -70,7 +72,10 @@ def run_demo(options: DemoOptions, console: Console, engine: MemDecayEngine | No
     options.output_folder.mkdir(parents=True, exist_ok=True)
     own = engine is None
     if engine is None:
-        config = MemDecayConfig.for_policy(options.policy)
+        if options.profile is None:
+            config = MemDecayConfig.for_policy(options.policy)
+        else:
+            config = MemDecayConfig.from_profile(options.profile, policy=options.policy)
         with console.status("starting vLLM"):
             engine = MemDecayEngine(options.model, config=config, engine_args=options.engine_args)
     try:

@@ -18,6 +18,7 @@ from memdecay_adapters.evaluation.recorder import LONGEST_TOKENS, AttentionRecor
 from memdecay_adapters.evaluation.tokenised import tokenise_trace
 from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_adapters.models.default_model import cache_folder
+from memdecay_agents.calibration.profiles import ProfileFile
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.evaluation.asking import ASKINGS, Asking
@@ -51,6 +52,8 @@ class EvaluateOptions:
     budgets: tuple[float, ...] = (0.25, 0.5, 0.75)
     policies: tuple[str, ...] | None = None
     """None: all that are evaluated."""
+    profile: Path | None = None
+    """A calibrated profile whose half-lives the default policy has; None: its own."""
     verify_part: float = 0.25
     """Part of the traces of each source and length that are verified with the real engine; 0: none."""
     longest_tokens: int = 4096
@@ -109,7 +112,9 @@ class Evaluation:
         self.model_path = resolve_model(options.model)
         self.config = MemDecayConfig(page_size_tokens=PAGE_SIZE_TOKENS)
         self.skipped: list[str] = []
-        self.variants = variants_of(options.policies or (("full", "memdecay") if options.tier == "host" else None))
+        policies = options.policies or (("full", "memdecay") if options.tier == "host" else None)
+        profile = None if options.profile is None else ProfileFile.load(options.profile)
+        self.variants = variants_of(policies, {} if profile is None else profile.settings())
         folder = options.cache or cache_folder() / "eval"
         self.recorder = AttentionRecorder(self.model_path, self.config, folder / "recordings")
         engine = Path(memdecay_adapters.engine.__file__).parent
@@ -275,6 +280,7 @@ class Evaluation:
             "right_where_lost": _rate([o for o in asked if not o.survived]),
             "chance": 0.125,
             "seeds": list(self.options.seeds),
+            "profile": None if self.options.profile is None else self.options.profile.name,
             "versions": versions(),
             "machine": machine(),
         }

@@ -9,6 +9,7 @@ from typing import Any
 
 from memdecay_agents.errors import TraceError
 from memdecay_agents.evaluation.synthetic.domain import Domain
+from memdecay_agents.evaluation.synthetic.longwinded import LONGWINDED
 from memdecay_agents.evaluation.synthetic.paraphrased import PARAPHRASED
 from memdecay_agents.evaluation.synthetic.planted import PLANTED, VARIED
 from memdecay_agents.evaluation.synthetic.retold import RETOLD
@@ -20,6 +21,7 @@ GENERATORS: Mapping[str, Domain] = {
     "planted": PLANTED,
     "varied": VARIED,
     "reworded": REWORDED,
+    "longwinded": LONGWINDED,
     "paraphrased": PARAPHRASED,
     "retold": RETOLD,
 }
