@@ -15,6 +15,9 @@ from memdecay_agents.evaluation.variants import Variant
 
 BUDGETS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
+FEW_FACTS = 20
+"""Fewer in one half: the 95 % interval of a proportion of one half then reaches about 0.2 to either side."""
+
 
 @dataclass(frozen=True)
 class ModelCost:
@@ -60,6 +63,11 @@ class Proposal:
     shown_on: Balance
     budget_tokens: int
     """For the longest of the traces."""
+
+    @property
+    def rests_on_few(self) -> bool:
+        """Whether one of the halves has so few facts at risk that another choice of traces may turn it over."""
+        return min(self.chosen_on.facts, self.shown_on.facts) < FEW_FACTS
 
 
 def balance(

@@ -249,6 +249,7 @@ def test_the_commands_work_on_any_trace_file(random_llama_path, tmp_path, monkey
     ran = runner.invoke(app(tune), [*common, "--keep", "0.05"])
     assert ran.exit_code == 0, ran.output
     assert "Proposed: 10% of the trace" in ran.output
+    assert "give more traces to rely on it" in ran.output
     assert isinstance(runner.invoke(app(tune), [*common, "--keep", "2"]).exception, MemDecayError)
 
 

@@ -67,6 +67,8 @@ def _as_json(result: TuneResult, keep: float) -> dict[str, Any]:
             "profile": proposal.variant.label,
             "budget": proposal.budget,
             "budget_tokens": proposal.budget_tokens,
+            "rests_on_few": proposal.rests_on_few,
+            "chosen_on": _plain(proposal.chosen_on),
             "shown_on": _plain(proposal.shown_on),
         },
     }
@@ -116,3 +118,8 @@ def _print(result: TuneResult, keep: float, console: Console) -> None:
         f"({shown.kept}), and holds {shown.peak_part:.0%} of the tokens.",
         soft_wrap=True,
     )
+    if proposal.rests_on_few:
+        console.print(
+            f"That rests on {proposal.chosen_on.facts} and {shown.facts} facts: give more traces to rely on it.",
+            style="yellow",
+        )
