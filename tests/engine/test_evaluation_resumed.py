@@ -15,7 +15,7 @@ import pytest
 
 from tests.server.live import environment
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.repeat]  # three engines one after another
 
 OPTIONS = [
     "--seeds", "1000-1001", "--lengths", "350", "--budgets", "0.5", "--policies", "full,recency,memdecay",

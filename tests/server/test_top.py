@@ -171,13 +171,23 @@ def test_the_page_of_another_server_is_served_until_it_is_stopped(tmp_path: Path
     arguments = [sys.executable, "-m", "memdecay_agents", "top", "--web", "--json", "-", "--url"]
     path = environment(entry_points_beside(tmp_path / "entry-points"))
     with LivePage(snapshot, token="a-token-of-some-length") as page:
-        served = subprocess.Popen([*arguments, page.url], env=path, stdout=subprocess.PIPE, text=True)
-        assert served.stdout is not None
-        url = json.loads(served.stdout.readline())["url"]
-        assert EngineSnapshot.model_validate_json(httpx.get(f"{url}snapshot.json").text) == snapshot()
-        assert "a-token-of-some-length" not in url, "the engine's token stays with the server of the page"
-        os.kill(served.pid, signal.SIGINT)
-        assert served.wait(timeout=60) == 0
+        served = subprocess.Popen(
+            [*arguments, page.url], env=path, stdout=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+        )
+        try:
+            assert served.stdout is not None
+            url = json.loads(served.stdout.readline())["url"]
+            assert EngineSnapshot.model_validate_json(httpx.get(f"{url}snapshot.json").text) == snapshot()
+            assert "a-token-of-some-length" not in url, "the engine's token stays with the server of the page"
+            os.kill(served.pid, signal.SIGINT)
+            assert served.wait(timeout=60) == 0
+        finally:
+            served.kill()
+
+
+def heed_interrupts() -> None:
+    """Before a program starts: where a shell runs the tests in the background SIGINT is ignored, which is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_a_picture_of_an_export_and_of_a_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
