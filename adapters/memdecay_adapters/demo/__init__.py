@@ -6,5 +6,6 @@ graph       the LangGraph agent, wrapped
 probes      does the cache still know each fact: an 8-way choice by log-probability
 watch       what each call of the model kept and freed
 report      the result as JSON
+peak_memory the most memory that this process has held
 run         all of it, in order
 """

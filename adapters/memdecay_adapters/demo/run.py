@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from memdecay_adapters.demo.graph import PINS, build_agent
 from memdecay_adapters.demo.live import LiveReport
+from memdecay_adapters.demo.peak_memory import peak_rss_bytes
 from memdecay_adapters.demo.probes import ProbeOutcome, ask_all
 from memdecay_adapters.demo.report import SCHEMA_VERSION, DemoReport, fact_reports, turn_report
 from memdecay_adapters.demo.scenario import FACTS, SYSTEM_PROMPT, USER_TURNS
@@ -124,7 +124,7 @@ def _run(options: DemoOptions, live: LiveReport, engine: MemDecayEngine, started
         free_blocks_after=after.free_pages,
         peak_pages_decode=max(call.retention.peak_pages_decode for call in calls),
         peak_pages_prefill=max(call.retention.peak_pages_prefill for call in calls),
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_rss_bytes=peak_rss_bytes(),
         wall_seconds=round(time.perf_counter() - started, 2),
         ledger_file=str(ledger_file),
         picture_file=str(picture),
