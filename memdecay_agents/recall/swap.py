@@ -10,6 +10,9 @@ from memdecay_agents.arrays import BoolArray, IndexArray
 from memdecay_agents.errors import ConfigError
 from memdecay_agents.recall.estimator import EvidenceArray
 
+LEAST_SHARE = 0.3
+"""Of the best page's evidence, that a page has which comes back; chosen in EVALUATION.md."""
+
 
 class SwapPlan(NamedTuple):
     """What comes in and what goes out; both empty: nothing changes and nothing is computed again."""

@@ -10,6 +10,7 @@ import typer
 from memdecay_adapters.commands.config_options import Profile
 from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.errors import ConfigError
+from memdecay_agents.recall import LEAST_SHARE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,7 @@ def evaluate(
     recall_pages: Annotated[int, typer.Option(min=1, max=64, help="Of --tier host: most pages a turn.")] = 4,
     least_share: Annotated[
         float, typer.Option(min=0, max=1, help="Of --tier host: evidence of the best page that what comes back has.")
-    ] = 0.3,
+    ] = LEAST_SHARE,
     recall_every: Annotated[
         int | None, typer.Option(min=1, help="Of --tier host: tokens of an answer after which it is asked again.")
     ] = None,

@@ -122,6 +122,8 @@ def _watch(take: Callable[[], EngineSnapshot], interval: float) -> None:
 
 
 def _serve(take: Callable[[], EngineSnapshot], host: str, port: int, json_file: Path | None) -> None:
+    import threading
+
     from rich.console import Console
 
     from memdecay_agents.live import LivePage
@@ -137,5 +139,4 @@ def _serve(take: Callable[[], EngineSnapshot], host: str, port: int, json_file: 
             if page.token is not None:
                 console.print("It is plain HTTP: who listens on the way can read the token and the page.")
             console.print("Ctrl+C ends it.")
-        while True:  # not a wait without end: Ctrl+C wakes that one only if the kernel gives the signal to this thread
-            time.sleep(0.5)
+        threading.Event().wait()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 from memdecay_adapters.engine.admission import Admission
@@ -38,6 +39,8 @@ class RequestAdmission:
         self.admission = Admission(pool_pages, self.chunk_pages)
         self.events = EngineEvents()
         self._requests: dict[str, TrackedRequest] = {}
+        self._numbers = itertools.count()
+        """Of arrival."""
         self._plain: dict[str, tuple[Request, int]] = {}
         """Requests without hints, and the order of their arrival: they have no session, and take pages all the same."""
 

@@ -9,7 +9,6 @@ by region is served without, counted and logged.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Mapping
 
@@ -23,7 +22,6 @@ from memdecay_adapters.engine.events import (
 from memdecay_adapters.engine.request_admission import NO_AGENT
 from memdecay_adapters.engine.session_ends import SessionEnds
 from memdecay_adapters.engine.session_store import RetainedSession, common_prefix
-from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.tracked_request import Divergence, Request, TrackedRequest
 from memdecay_agents.budgets import must_stay_pages
 from memdecay_agents.errors import IntegrityError, MemDecayError, SpanError
@@ -33,18 +31,7 @@ from memdecay_agents.spans import Span, clip
 
 
 class SessionTurns(SessionEnds):
-    """Requests and their sessions in one engine. Owned by the scheduler's thread.
-
-    Args:
-        settings: regions, policy, budgets; whether and how long sessions are kept.
-        page_size_tokens: the block size of the engine's cache.
-        chunk_tokens: most tokens of one engine step.
-        pool_pages: usable pages of the pool.
-    """
-
-    def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int, pool_pages: int) -> None:
-        super().__init__(settings, page_size_tokens, chunk_tokens, pool_pages)
-        self._numbers = itertools.count()
+    """Requests and their sessions in one engine. Owned by the scheduler's thread."""
 
     def start(self, request: Request) -> None:
         """Read a request's hints; never raises on what they say."""

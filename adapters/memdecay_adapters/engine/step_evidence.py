@@ -14,26 +14,16 @@ from memdecay_adapters.engine.events import BYPASSES, EXPIRED_SESSIONS
 from memdecay_adapters.engine.measurement_counts import count_measurement
 from memdecay_adapters.engine.norm_schedule import norms_to_measure
 from memdecay_adapters.engine.session_turns import SessionTurns
-from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_agents.calibration.lifetimes import Lifetimes
 from memdecay_agents.errors import MemDecayError
 from memdecay_agents.observations import Observation
 
 
 class StepEvidence(SessionTurns):
-    """The steps of one engine. Owned by the scheduler's thread.
+    """The steps of one engine. Owned by the scheduler's thread."""
 
-    Args:
-        settings: regions, policy, budgets, measurement; whether and how long sessions are kept.
-        page_size_tokens: the block size of the engine's cache.
-        chunk_tokens: most tokens of one engine step.
-        pool_pages: usable pages of the pool.
-    """
-
-    def __init__(self, settings: EngineSettings, page_size_tokens: int, chunk_tokens: int, pool_pages: int) -> None:
-        super().__init__(settings, page_size_tokens, chunk_tokens, pool_pages)
-        self.lifetimes: Lifetimes | None = None
-        """Collects attention by region and age where someone asked for it: sums only, no text and no token ids."""
+    lifetimes: Lifetimes | None = None
+    """Collects attention by region and age where someone asked for it: sums only, no text and no token ids."""
 
     def step(self, scheduled_tokens: Mapping[str, int]) -> tuple[dict[str, list[int]], dict[str, int], dict[str, int]]:
         """Close the planning of a step.

@@ -30,6 +30,7 @@ from memdecay_agents.evaluation.synthetic import synthetic_trace
 from memdecay_agents.evaluation.trace_files import read_traces
 from memdecay_agents.evaluation.traces import TokenTrace, Trace
 from memdecay_agents.evaluation.variants import PAGE_SIZE_TOKENS, Variant, variants_of
+from memdecay_agents.recall import LEAST_SHARE
 
 Todo = tuple[Variant, float | None]
 """A variant and a budget, a part of the trace's tokens; None: no limit."""
@@ -64,7 +65,7 @@ class EvaluateOptions:
     """Of the recall stage."""
     recall_pages: int = 4
     """That come back in a turn at most, in the recall stage."""
-    least_share: float = 0.3
+    least_share: float = LEAST_SHARE
     """Of the recall stage: see `Recall`."""
     recall_every: int | None = None
     """Tokens of an answer after which it is asked again, in the recall stage."""

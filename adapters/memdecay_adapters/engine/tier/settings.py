@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from memdecay_agents.recall import NEIGHBOUR_SHARE, RetrievalHead, RetrievalHeads
+from memdecay_agents.recall import LEAST_SHARE, NEIGHBOUR_SHARE, RetrievalHead, RetrievalHeads
 
 Rerun: TypeAlias = Literal["turn"] | Annotated[int, Field(ge=1)]
 
@@ -23,7 +23,7 @@ class Recall(BaseModel):
     less where pinned and protected pages fill the budget. 0: what comes back takes the place of what leaves."""
     recent_may_leave: bool = True
     """Whether recent pages before what is computed again may make room where no other page does; False: never."""
-    least_share: float = Field(default=0.3, ge=0.0, le=1.0)
+    least_share: float = Field(default=LEAST_SHARE, ge=0.0, le=1.0)
     """What comes back has at least this share of the evidence of the best page, here or away, pinned or not (sink pages
     aside): what a turn hardly asks for only distracts. 0: pinned pages are not asked about."""
     query_tokens: int = Field(default=16, ge=1, le=256)
