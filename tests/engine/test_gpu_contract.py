@@ -47,7 +47,7 @@ def in_order(source, *texts):
 @pytest.mark.parametrize(
     ("ours", "theirs", "names"),
     [
-        (MemDecayGPUWorker, Worker, ("get_kv_cache_spec", "initialize_from_config", "execute_model")),
+        (MemDecayGPUWorker, Worker, ("get_kv_cache_spec", "initialize_from_config", "sample_tokens", "execute_model")),
         (MemDecayFlashMetadataBuilder, FlashAttentionMetadataBuilder, ("build", "update_block_table")),
         (MemDecayFlashMetadataBuilder, AttentionMetadataBuilder, ("build_for_cudagraph_capture",)),
     ],
@@ -208,7 +208,7 @@ def test_builders_are_bound_and_unobserved_graphs_are_said(worker, full_graphs, 
     worker._bind_builder(group, 16)
     assert group.get_metadata_builder(0).observer is worker._observer
     assert group.get_metadata_builder(0).observed_layers == {"l0", "l1"}
-    assert ("are not observed" in caplog.text) is full_graphs
+    assert ("nothing is seen of the attention" in caplog.text) is full_graphs
 
 
 @pytest.mark.parametrize(("builder", "block_size"), [(FlashAttentionMetadataBuilder, 16),

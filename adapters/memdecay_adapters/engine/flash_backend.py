@@ -40,9 +40,10 @@ from vllm.v1.attention.backends.flash_attn import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.kv_cache_interface import AttentionSpec
 
-from memdecay_adapters.engine.attention_rows import check_step_rows, rows_to_observe
+from memdecay_adapters.engine.attention_rows import check_step_rows, queries_to_keep, rows_to_observe
 from memdecay_adapters.engine.observer import ObservedRows, StepObserver
 from memdecay_adapters.engine.settings import ADDITIONAL_CONFIG_KEY
+from memdecay_adapters.engine.tier.queries import QueryTails
 from memdecay_agents.errors import UnsupportedError
 from memdecay_kernels import CompactRowBuffers, compact_block_table
 
@@ -53,6 +54,8 @@ class MemDecayFlashMetadata(FlashAttentionMetadata):
 
     observed_rows: ObservedRows | None = None
     observed_layers: frozenset[str] = frozenset()
+    queries: QueryTails | None = None
+    """Keeps queries for recall, where this step has some to keep."""
 
 
 class MemDecayFlashMetadataBuilder(FlashAttentionMetadataBuilder):
@@ -103,10 +106,12 @@ class MemDecayFlashMetadataBuilder(FlashAttentionMetadataBuilder):
             )
         common = self._compact(common_attn_metadata, self._buffers)
         stock = super().build(0, common, fast_build)
-        rows = self._observe(common_attn_metadata)
-        if rows is None:
+        rows, queries = self._observe(common_attn_metadata), self._queries(common_attn_metadata)
+        if rows is None and queries is None:
             return stock
-        return MemDecayFlashMetadata(**vars(stock), observed_rows=rows, observed_layers=self.observed_layers)
+        return MemDecayFlashMetadata(
+            **vars(stock), observed_rows=rows, observed_layers=self.observed_layers, queries=queries
+        )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> FlashAttentionMetadata:
         """See the base class; the captured step reads the compacted rows' buffers and measures nothing."""
@@ -154,6 +159,17 @@ class MemDecayFlashMetadataBuilder(FlashAttentionMetadataBuilder):
         table = compact_block_table(block_table, seq_lens, self.block_size)
         return rows_to_observe(observer, table, common.query_start_loc_cpu.tolist(), self.block_size)
 
+    def _queries(self, common: CommonAttentionMetadata) -> QueryTails | None:
+        """Where this step's layers put their queries; a replay's are not seen, and older ones are of no use then."""
+        if self.observer is None:
+            return None
+        queries = queries_to_keep(self.observer, common.query_start_loc_cpu.tolist)
+        if queries is None or not self._may_be_a_replay(common):
+            return queries
+        for request_id in self.observer.request_ids():
+            queries.forget(request_id)
+        return None
+
     def _may_be_a_replay(self, common: CommonAttentionMetadata) -> bool:
         """Whether this step could run as a full CUDA graph, in which nothing can be measured."""
         return bool(self.use_full_cuda_graph and common.num_actual_tokens <= (self.max_cudagraph_size or 0))
@@ -176,7 +192,11 @@ class MemDecayFlashImpl(FlashAttentionImpl):
     ) -> torch.Tensor:
         """See the base class."""
         result = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-        if isinstance(attn_metadata, MemDecayFlashMetadata) and layer.layer_name in attn_metadata.observed_layers:
+        if not isinstance(attn_metadata, MemDecayFlashMetadata):
+            return result
+        if attn_metadata.queries is not None:
+            attn_metadata.queries.take(str(layer.layer_name), query)
+        if layer.layer_name in attn_metadata.observed_layers:
             add_mass(attn_metadata.observed_rows, query, kv_cache, self.scale)
         return result
 

@@ -22,6 +22,9 @@ from memdecay_adapters.engine.flash_backend import (
 from memdecay_adapters.engine.gpu_support import check_gpu_supported
 from memdecay_adapters.engine.observer import StepObserver
 from memdecay_adapters.engine.support import check_supported
+from memdecay_adapters.engine.tier.gpu_tier import gpu_worker_tier
+from memdecay_adapters.engine.tier.settings import HostTier
+from memdecay_adapters.engine.tier.worker_tier import WorkerTier
 from memdecay_adapters.engine.worker_base import MemDecayWorkerMixin, RunnerRows
 from memdecay_adapters.engine.worker_rows import V1Rows
 from memdecay_adapters.engine.worker_rows_v2 import V2Rows
@@ -53,15 +56,19 @@ class MemDecayGPUWorker(MemDecayWorkerMixin, Worker):
 
     def _bind_builder(self, attention: Any, page_size: int) -> None:
         super()._bind_builder(attention, page_size)
-        config = self._settings.config
-        if attention.get_metadata_builder(0).use_full_cuda_graph and get_policy(config.policy, config).uses_attention:
+        config, tier = self._settings.config, self._settings.host_tier
+        wanted = ["attention, which its policy weighs"] if get_policy(config.policy, config).uses_attention else []
+        wanted += ["queries, by which pages are recalled"] if tier is not None and tier.recall is not None else []
+        if wanted and attention.get_metadata_builder(0).use_full_cuda_graph:
             logger.warning(
-                "policy %r weighs attention, and full CUDA graphs are on: steps of at most %s tokens, decode steps "
-                "among them, are not observed. Set enforce_eager=True, or cudagraph_mode='PIECEWISE' in the "
-                "compilation_config, to have them observed.",
-                config.policy,
+                "full CUDA graphs are on: in steps of at most %s tokens, decode steps among them, nothing is seen of "
+                "the %s. Set enforce_eager=True, or cudagraph_mode='PIECEWISE' in the compilation_config.",
                 attention.get_metadata_builder(0).max_cudagraph_size,
+                ", nor of the ".join(wanted),
             )
+
+    def _new_tier(self, tier: HostTier) -> WorkerTier:
+        return gpu_worker_tier(self.model_runner, tier, self.vllm_config)
 
     def _rows_of(self, model_runner: Any) -> RunnerRows:
         if isinstance(model_runner, V2ModelRunner):

@@ -60,8 +60,5 @@ class MemDecayCPUWorker(MemDecayWorkerMixin, CPUWorker):
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """See the base class; seeded requests keep their generators for the tokens that count."""
-        if self._tier is not None:
-            requests = self.model_runner.requests
-            self._tier.before_sampling(lambda request_id: requests[request_id].generator)
         with generators_of_sampled_rows(self.model_runner):
             return super().sample_tokens(grammar_output)

@@ -114,12 +114,9 @@ class MemDecayWorkerMixin(_Worker):
 
     _tier: WorkerTier | None = None
 
+    @abstractmethod
     def _new_tier(self, tier: HostTier) -> WorkerTier:
-        raise UnsupportedError(
-            where="host tier",
-            rule=f"{type(self).__name__} copies no pages",
-            remedy="Leave host_tier out.",
-        )
+        """A tier over the runner's cache; raises an UnsupportedError for a runner or cache that it cannot serve."""
 
     def _bind_builder(self, attention: Any, page_size: int) -> None:
         builder = attention.get_metadata_builder(0)
@@ -132,6 +129,13 @@ class MemDecayWorkerMixin(_Worker):
             )
         builder.observer = self._observer
         builder.observed_layers = observed_layer_names(attention.layer_names, self._settings.config.observed_layers)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """See the base class; the generators of requests whose token may be discarded are remembered."""
+        if self._tier is not None:
+            requests = self.model_runner.requests
+            self._tier.before_sampling(lambda request_id: requests[request_id].generator)
+        return super().sample_tokens(grammar_output)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         """One step: copy what left or comes back, null what the scheduler freed, then run vLLM's own step."""

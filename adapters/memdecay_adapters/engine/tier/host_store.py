@@ -2,7 +2,9 @@
 
     segment   [slot][layer][the page as the device keeps it]      a page is one contiguous run of bytes
 
-Segments are made when they are first needed, so that a large limit costs nothing before it is used.
+Segments are made when they are first needed, so that a large limit costs nothing before it is used. Beside a GPU they
+are pinned, copies run on the current stream, in order with the forward passes around them, and the host waits for the
+newest one before it reads (not run on a GPU).
 """
 
 from __future__ import annotations
@@ -25,26 +27,37 @@ class HostStore:
     """Slots for the pages of one worker's part of the cache.
 
     Args:
-        layers: the cache, ``[num_pages, ...]`` a layer, one shape and dtype, pages contiguous.
+        layers: the cache, ``[num_pages, num_kv_heads, page_size, 2 * head_dim]`` a layer, alike in shape, strides and
+            dtype; a page is one run of memory, with heads or tokens outermost.
         checksum: keep a CRC-32 of each page and check it when the page comes back.
 
     Raises:
-        UnsupportedError: layers of different shapes.
+        UnsupportedError: layers that differ, or pages that lie apart in memory.
     """
 
     def __init__(self, layers: Sequence[torch.Tensor], *, checksum: bool = False) -> None:
         first = layers[0]
-        if any(layer.shape != first.shape or layer.dtype != first.dtype for layer in layers):
+        if any((one.shape, one.stride(), one.dtype) != (first.shape, first.stride(), first.dtype) for one in layers):
             raise UnsupportedError(
                 where="host tier",
                 rule="the layers' caches differ in shape or type",
                 remedy="Use a model whose attention layers are all alike, or leave host_tier out.",
             )
-        self._layers = list(layers)
-        self._page_shape = first.shape[1:]
+        strides = first.stride()
+        outermost_first = sorted(range(1, first.dim()), key=lambda axis: -strides[axis])
+        self._layers = [layer.permute(0, *outermost_first) for layer in layers]
+        self._axes = [outermost_first.index(axis) for axis in range(1, first.dim())]
+        if not self._layers[0][:1].is_contiguous():
+            raise UnsupportedError(
+                where="host tier",
+                rule=f"pages {list(first.shape[1:])} of strides {first.stride()[1:]} are not one run of memory",
+                remedy="Leave vLLM's kv_cache_layout unset, or leave host_tier out.",
+            )
+        self._page_shape = self._layers[0].shape[1:]
         self._segments: list[torch.Tensor] = []
         self._checksums: dict[int, int] | None = {} if checksum else None
         self._pinned = first.is_cuda
+        self._newest_copy: torch.cuda.Event | None = None
 
     @property
     def page_bytes(self) -> int:
@@ -78,16 +91,25 @@ class HostStore:
                     copy_pages(layer, blocks, segment[:, index], slots)
                 else:
                     copy_pages(segment[:, index], slots, layer, blocks)
+            if self._pinned:
+                self._newest_copy = torch.cuda.Event()
+                self._newest_copy.record()
             if out and self._checksums is not None:
                 self._checksums.update({copy.slot: self._checksum(copy.slot) for copy in part})
 
     def cells(self, slots: Sequence[int], layer: int, kv_head: int) -> torch.Tensor:
         """What one head has in some pages, as the device packs it: ``[len(slots), page_size, 2 * head_dim]``."""
-        parts = [self._segments[slot // SEGMENT_SLOTS][slot % SEGMENT_SLOTS, layer, kv_head] for slot in slots]
-        return torch.stack(parts)
+        return torch.stack([self.page(slot)[layer, kv_head] for slot in slots])
 
     def page(self, slot: int) -> torch.Tensor:
-        """One page, ``[layers, ...]``, a view."""
+        """One page, ``[layers, num_kv_heads, page_size, 2 * head_dim]``, a view."""
+        return self._slot(slot).permute(0, *(1 + axis for axis in self._axes))
+
+    def _slot(self, slot: int) -> torch.Tensor:
+        """One page in the order of memory, after what the device still writes there."""
+        if self._newest_copy is not None:
+            self._newest_copy.synchronize()
+            self._newest_copy = None
         return self._segments[slot // SEGMENT_SLOTS][slot % SEGMENT_SLOTS]
 
     def _segment(self, number: int) -> torch.Tensor:
@@ -97,7 +119,7 @@ class HostStore:
         return self._segments[number]
 
     def _checksum(self, slot: int) -> int:
-        return zlib.crc32(self.page(slot).reshape(-1).view(torch.uint8).numpy().tobytes())
+        return zlib.crc32(self._slot(slot).reshape(-1).view(torch.uint8).numpy().tobytes())
 
     def _check(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies if self._checksums is not None else ():

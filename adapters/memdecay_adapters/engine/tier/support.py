@@ -31,7 +31,8 @@ def check_tier_supported(vllm_config: VllmConfig, settings: EngineSettings) -> N
     kv_heads = vllm_config.model_config.get_total_num_kv_heads()
     beyond = [] if recall is None else [h for h in recall.heads or () if h.layer >= layers or h.kv_head >= kv_heads]
     refusals = [
-        (not current_platform.is_cpu(), f"platform {current_platform.device_name!r} copies no pages yet",
+        (not (current_platform.is_cpu() or current_platform.is_cuda()),
+         f"platform {current_platform.device_name!r} copies no pages",
          "Leave host_tier out, or install the extra 'cpu'."),
         (scheduler.async_scheduling, "asynchronous scheduling is on: a block could be reused before it is copied",
          "Set async_scheduling=False."),

@@ -17,9 +17,11 @@ from memdecay_adapters.engine.tier.report import TierReport
 from memdecay_adapters.engine.tier.settings import HostTier
 from memdecay_agents.errors import ObservationError
 from memdecay_agents.recall import EvidenceArray, RetrievalHead, page_evidence
-from memdecay_kernels import KeyLayout
 
 logger = logging.getLogger(__name__)
+
+KeysOf = Callable[[torch.Tensor], torch.Tensor]
+"""``[pages, page_size, 2 * head_dim]`` as a cache has them to ``[pages, page_size, head_dim]``: the keys in order."""
 
 
 class LocalHead(NamedTuple):
@@ -52,9 +54,9 @@ class WorkerTier:
     Args:
         tier: the user's settings.
         layers: the cache of each attention layer in model order, ``[num_pages, num_kv_heads, page_size,
-            2 * head_dim]``: a head's keys come before its values.
+            2 * head_dim]``.
         names: the layers' names in vLLM, in the same order.
-        layout: how keys are packed.
+        keys_of: takes the keys out of some pages of one head.
         scale: of attention logits.
         shard: what this rank has.
     """
@@ -64,14 +66,14 @@ class WorkerTier:
         tier: HostTier,
         layers: Sequence[torch.Tensor],
         names: Sequence[str],
-        layout: KeyLayout,
+        keys_of: KeysOf,
         scale: float,
         shard: Shard,
     ) -> None:
         self.store = HostStore(layers, checksum=tier.checksum)
         self.queries: QueryTails | None = None
         """Where the attention backend puts queries; None: without recall by evidence."""
-        self._layers, self._layout, self._scale = list(layers), layout, scale
+        self._layers, self._keys_of, self._scale = list(layers), keys_of, scale
         self._heads: list[LocalHead] = []
         if tier.recall is not None:
             self._heads = shard.local(tier.recall.heads or ())
@@ -141,21 +143,20 @@ class WorkerTier:
         for layer, kv_head in self._heads:
             queries.append(tails[layer][:, kv_head * group : (kv_head + 1) * group].float())
             keys.append(self._keys(probe, layer, kv_head))
-        valid = np.ones((count, self._layout.page_size_tokens), dtype=np.bool_)
+        valid = np.ones((count, self._layers[0].shape[2]), dtype=np.bool_)
         try:
             return page_evidence(
-                torch.stack(queries, dim=1).numpy(), torch.stack(keys, dim=2).numpy(), valid, self._scale
+                torch.stack(queries, dim=1).cpu().numpy(), torch.stack(keys, dim=2).numpy(), valid, self._scale
             )
         except ObservationError as error:
             logger.error("no evidence for request %s: %s", request_id, error)
             return np.full(count, np.nan)
 
     def _keys(self, probe: Probe, layer: int, kv_head: int) -> torch.Tensor:
-        """float32 ``[pages, page_size, head_dim]``: of the tier's pages, then of the device's."""
+        """float32 ``[pages, page_size, head_dim]`` on the host: of the tier's pages, then of the device's."""
         cells = []
         if probe.slots:
             cells.append(self.store.cells(probe.slots, layer, kv_head))
         if probe.blocks:
-            cells.append(self._layers[layer][torch.tensor(probe.blocks), kv_head])
-        packed = torch.cat(cells).flatten(1)
-        return self._layout.unpack(packed[:, : packed.shape[1] // 2]).float()
+            cells.append(self._layers[layer][torch.tensor(probe.blocks), kv_head].cpu())
+        return self._keys_of(torch.cat(cells)).float()
