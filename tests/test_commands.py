@@ -183,6 +183,8 @@ def test_a_ledger_is_explained_for_people_and_for_scripts(path: Path, tmp_path: 
         (["tune", "--traces", "LEDGER", "--keep", "2"], 2, "--keep"),
         (["serve-args", "--config", "none.json"], 2, "cannot be read"),
         (["serve-args", "--profile", "none.yaml"], 2, "memdecay calibrate"),
+        (["serve-args", "--host-memory", "2 bottles"], 2, "512MiB"),
+        (["serve-args", "--host-disk", "2GiB"], 2, "Give --host-memory too"),
         (["demo", "--profile", "none.yaml"], 2, "memdecay calibrate"),
     ],
 )

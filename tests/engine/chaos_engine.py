@@ -21,11 +21,12 @@ BALLAST = "ballast"
 
 
 HOST_PAGES = 90
-"""Pages of the host tier: fewer than many conversations want, so that it is full."""
+"""Pages of the host tier, half of them on disk: fewer than many conversations want, so that it is full."""
 PAGE_BYTES = 2 * PAGE * 2 * 2 * 64 * 4
 """Two layers, keys and values of two heads of 64 float32 numbers."""
 TIER = HostTier(
-    max_bytes=HOST_PAGES * PAGE_BYTES,
+    max_bytes=HOST_PAGES // 2 * PAGE_BYTES,
+    disk_bytes=(HOST_PAGES - HOST_PAGES // 2) * PAGE_BYTES,
     max_bytes_per_agent=HOST_PAGES * PAGE_BYTES // 2,
     checksum=True,
     recall=Recall(max_pages=3, query_tokens=8, heads=(RetrievalHead(1, 0), RetrievalHead(0, 1))),

@@ -44,7 +44,7 @@ def caches(layout: KVCacheLayout, pages: int = 6) -> list[torch.Tensor]:
 def test_pages_come_back_as_they_left_in_every_layout_that_keeps_a_page_together(layout):
     layers = caches(layout)
     before = copy.deepcopy(layers)
-    store = HostStore(layers, checksum=True)
+    store = HostStore(layers, HostTier(max_bytes=2**30, checksum=True))
     store.copy([PageCopy("out", 1, 70), PageCopy("out", 4, 3)])
     for slot, block in ((70, 1), (3, 4)):
         assert torch.equal(store.page(slot), torch.stack([layer[block] for layer in before]))
@@ -60,7 +60,7 @@ def test_pages_come_back_as_they_left_in_every_layout_that_keeps_a_page_together
 @pytest.mark.parametrize("layout", [layout for layout in KVCacheLayout if not layout.is_block_compact])
 def test_a_cache_that_tears_pages_apart_is_refused(layout):
     with pytest.raises(UnsupportedError, match="not one run of memory"):
-        HostStore(caches(layout))
+        HostStore(caches(layout), HostTier(max_bytes=2**30))
 
 
 def direct_evidence(queries: torch.Tensor, keys: torch.Tensor, scale: float) -> np.ndarray:

@@ -12,9 +12,10 @@ from memdecay_adapters.engine.tier.host_store import SEGMENT_SLOTS, HostStore
 from memdecay_adapters.engine.tier.messages import PageCopy, QueryWindow
 from memdecay_adapters.engine.tier.queries import QueryTails
 from memdecay_adapters.engine.tier.report import TierReport
+from memdecay_adapters.engine.tier.settings import HostTier
 from memdecay_adapters.engine.tier.wishing import find_text
 from memdecay_adapters.engine.tier.worker_tier import LocalHead, Shard
-from memdecay_agents.errors import IntegrityError, UnsupportedError
+from memdecay_agents.errors import ConfigError, IntegrityError, UnsupportedError
 from memdecay_agents.ledger import EvictionReason, LedgerEntry
 from memdecay_agents.recall import RetrievalHead
 
@@ -97,9 +98,10 @@ def test_a_page_that_is_about_to_come_back_is_not_dropped_for_one_that_leaves():
     st.lists(st.tuples(st.sampled_from(["out", "in"]), st.integers(0, 4), st.integers(0, 2 * SEGMENT_SLOTS)),
              min_size=1, max_size=40),
     st.sampled_from([torch.float32, torch.bfloat16]),
+    st.data(),
 )  # fmt: skip
 @settings(max_examples=100, deadline=None)
-def test_copies_are_done_as_if_one_after_another(moves, dtype):
+def test_copies_are_done_as_if_one_after_another(moves, dtype, data):
     layers = [torch.randn(5, 2, 16, 8).to(dtype) for _ in range(3)]
     device = {block: torch.stack([layer[block] for layer in layers]) for block in range(5)}
     host: dict[int, torch.Tensor] = {}
@@ -112,18 +114,21 @@ def test_copies_are_done_as_if_one_after_another(moves, dtype):
         else:
             continue
         copies.append(PageCopy(direction, block, slot))
-    store = HostStore(layers, checksum=True)
+    page_bytes = 3 * layers[0][0].numel() * layers[0].element_size()
+    memory_pages = data.draw(st.sampled_from([0, 1, 3, SEGMENT_SLOTS, 1000]))
+    tier = HostTier(max_bytes=memory_pages * page_bytes + 1, disk_bytes=1000 * page_bytes, checksum=True)
+    store = HostStore(layers, tier)
     store.copy(copies)
     for slot, page in host.items():
         assert torch.equal(store.page(slot), page)
         assert torch.equal(store.cells([slot], 2, 1)[0], page[2, 1])
     for block, page in device.items():
         assert torch.equal(torch.stack([layer[block] for layer in layers]), page)
-    assert store.page_bytes == 3 * layers[0][0].numel() * layers[0].element_size()
+    assert store.page_bytes == page_bytes
 
 
 def test_a_page_that_changed_in_host_memory_stops_the_engine():
-    store = HostStore([torch.randn(3, 1, 16, 4)], checksum=True)
+    store = HostStore([torch.randn(3, 1, 16, 4)], HostTier(max_bytes=2**20, checksum=True))
     store.copy([PageCopy("out", 1, 5)])
     store.page(5)[0, 0, 3, 2] += 1
     with pytest.raises(IntegrityError, match="slot 5"):
@@ -132,7 +137,23 @@ def test_a_page_that_changed_in_host_memory_stops_the_engine():
 
 def test_layers_that_differ_are_refused():
     with pytest.raises(UnsupportedError, match="differ"):
-        HostStore([torch.zeros(2, 1, 16, 4), torch.zeros(2, 1, 16, 8)])
+        HostStore([torch.zeros(2, 1, 16, 4), torch.zeros(2, 1, 16, 8)], HostTier(max_bytes=2**20))
+
+
+def test_a_disk_without_place_is_refused_when_the_engine_starts(tmp_path):
+    layers = [torch.zeros(2, 1, 16, 4)]
+    for tier in (
+        HostTier(max_bytes=1, disk_bytes=2**60),
+        HostTier(max_bytes=1, disk_bytes=2**20, disk_folder=tmp_path / "no"),
+    ):
+        with pytest.raises(ConfigError, match="disk_folder"):
+            HostStore(layers, tier)
+
+
+def test_the_file_on_disk_has_no_name(tmp_path):
+    store = HostStore([torch.randn(3, 1, 16, 4)], HostTier(max_bytes=1, disk_bytes=2**20, disk_folder=tmp_path))
+    store.copy([PageCopy("out", 1, 0)])
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 12))

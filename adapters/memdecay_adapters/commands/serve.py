@@ -10,6 +10,7 @@ import typer
 
 from memdecay_adapters.commands.completion import complete_policy
 from memdecay_adapters.commands.config_options import Profile, read_config
+from memdecay_adapters.commands.tier_options import HostDisk, HostMemory, read_tier
 from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.errors import ConfigError
 
@@ -25,6 +26,8 @@ def serve(
     policy: Annotated[str | None, typer.Option(help="Eviction policy.", autocompletion=complete_policy)] = None,
     config: Annotated[Path | None, typer.Option(help="A MemDecayConfig as JSON; the options go over it.")] = None,
     profile: Profile = None,
+    host_memory: HostMemory = None,
+    host_disk: HostDisk = None,
     dtype: Annotated[str, typer.Option(help="What the model runs in; the page size depends on it.")] = "auto",
     api_keys: Annotated[
         Path | None, typer.Option(help="A file with API keys, one a line; each is a tenant of its own.")
@@ -43,13 +46,15 @@ def serve(
         given, model = [model, *given], None
     if not any(flag.split("=")[0].replace("_", "-") == "--served-model-name" for flag in given):
         given += ["--served-model-name", model or DEFAULT_MODEL_NAME]
+    path = resolve_model(model)
     command = server_arguments(
-        resolve_model(model),
+        path,
         read_config(config, budget, policy, profile),
         given,
         dtype=dtype,
         session_idle_seconds=session_idle_seconds,
         check_integrity=check_integrity,
+        host_tier=read_tier(host_memory, host_disk, profile, path),
     )
     keys = _keys(api_keys)
     url = f"http://{host}:{port}"

@@ -30,7 +30,9 @@ BUDGET_USE = CounterSpec(
     "Most pages held while decoding over the budget; above 1 it was missed.",
     ("agent",),
 )
-HOST_TIER_BYTES = CounterSpec("memdecay_host_tier_bytes", "Bytes of pages in host memory, over all ranks.")
+HOST_TIER_BYTES = CounterSpec(
+    "memdecay_host_tier_bytes", "Bytes of pages in the host tier, in memory and on disk, over all ranks."
+)
 TIER_GAUGES = (HOST_TIER_BYTES,)
 """Shown only where there is a host tier."""
 GAUGES = {

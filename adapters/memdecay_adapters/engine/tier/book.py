@@ -33,7 +33,8 @@ class TierBook:
         self.tier = tier
         self.page_bytes = page_bytes
         self.catalogue = HostCatalogue(
-            tier.max_bytes // page_bytes, None if per_agent is None else per_agent // page_bytes
+            tier.memory_pages(page_bytes) + tier.disk_pages(page_bytes),
+            None if per_agent is None else per_agent // page_bytes,
         )
         self._events = events
         self._copies: list[PageCopy] = []

@@ -164,14 +164,15 @@ class HostCatalogue:
         del pages[page.page]
         if not pages:
             del self._sessions[page.session]
-        self._free.append(page.slot)
+        heapq.heappush(self._free, page.slot)
         self._all.live -= 1
         self._by_agent[page.agent].live -= 1
         if not self._by_agent[page.agent].live:
             del self._by_agent[page.agent]
 
     def _take_slot(self) -> int:
+        """The lowest free slot: those of memory come before those of the disk."""
         if self._free:
-            return self._free.pop()
+            return heapq.heappop(self._free)
         self._slots_used += 1
         return self._slots_used - 1

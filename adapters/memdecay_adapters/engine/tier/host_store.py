@@ -1,6 +1,7 @@
 """The tier's memory in one worker: slots of whole pages, all layers of a page together.
 
     segment   [slot][layer][the page as the device keeps it]      a page is one contiguous run of bytes
+    slots     those of memory, in segments; behind them those of the disk, in one
 
 Segments are made when they are first needed, so that a large limit costs nothing before it is used. Beside a GPU they
 are pinned, copies run on the current stream, in order with the forward passes around them, and the host waits for the
@@ -15,7 +16,9 @@ from collections.abc import Sequence
 
 import torch
 
+from memdecay_adapters.engine.tier.disk_pages import disk_pages
 from memdecay_adapters.engine.tier.messages import PageCopy
+from memdecay_adapters.engine.tier.settings import HostTier
 from memdecay_agents.errors import IntegrityError, UnsupportedError
 from memdecay_kernels import copy_pages
 
@@ -29,13 +32,15 @@ class HostStore:
     Args:
         layers: the cache, ``[num_pages, num_kv_heads, page_size, 2 * head_dim]`` a layer, alike in shape, strides and
             dtype; a page is one run of memory, with heads or tokens outermost.
-        checksum: keep a CRC-32 of each page and check it when the page comes back.
+        tier: its bounds, and whether a CRC-32 of each page is kept and checked when the page comes back.
+        ranks: that have a part of each page.
 
     Raises:
         UnsupportedError: layers that differ, or pages that lie apart in memory.
+        ConfigError: no place on disk.
     """
 
-    def __init__(self, layers: Sequence[torch.Tensor], *, checksum: bool = False) -> None:
+    def __init__(self, layers: Sequence[torch.Tensor], tier: HostTier, ranks: int = 1) -> None:
         first = layers[0]
         if any((one.shape, one.stride(), one.dtype) != (first.shape, first.stride(), first.dtype) for one in layers):
             raise UnsupportedError(
@@ -55,7 +60,11 @@ class HostStore:
             )
         self._page_shape = self._layers[0].shape[1:]
         self._segments: list[torch.Tensor] = []
-        self._checksums: dict[int, int] | None = {} if checksum else None
+        self._checksums: dict[int, int] | None = {} if tier.checksum else None
+        page_bytes = self.page_bytes * ranks
+        self._memory_slots, on_disk = tier.memory_pages(page_bytes), tier.disk_pages(page_bytes)
+        shape = (on_disk, len(layers), *self._page_shape)
+        self._disk = disk_pages(tier.disk_folder, shape, first.dtype) if on_disk else None
         self._pinned = first.is_cuda
         self._newest_copy: torch.cuda.Event | None = None
 
@@ -79,13 +88,13 @@ class HostStore:
     def _copy_run(self, out: bool, copies: list[PageCopy]) -> None:
         by_segment: dict[int, list[PageCopy]] = {}
         for copy in copies:
-            by_segment.setdefault(copy.slot // SEGMENT_SLOTS, []).append(copy)
+            by_segment.setdefault(self._place(copy.slot)[0], []).append(copy)
         for number, part in by_segment.items():
             segment = self._segment(number)
             if not out:
                 self._check(part)
             blocks = torch.tensor([copy.block for copy in part])
-            slots = torch.tensor([copy.slot % SEGMENT_SLOTS for copy in part])
+            slots = torch.tensor([self._place(copy.slot)[1] for copy in part])
             for index, layer in enumerate(self._layers):
                 if out:
                     copy_pages(layer, blocks, segment[:, index], slots)
@@ -110,11 +119,22 @@ class HostStore:
         if self._newest_copy is not None:
             self._newest_copy.synchronize()
             self._newest_copy = None
-        return self._segments[slot // SEGMENT_SLOTS][slot % SEGMENT_SLOTS]
+        number, place = self._place(slot)
+        return self._segment(number)[place]
+
+    def _place(self, slot: int) -> tuple[int, int]:
+        """Number of the segment, -1 on disk, and place in it."""
+        if slot >= self._memory_slots:
+            return -1, slot - self._memory_slots
+        return divmod(slot, SEGMENT_SLOTS)
 
     def _segment(self, number: int) -> torch.Tensor:
+        if number < 0:
+            assert self._disk is not None
+            return self._disk
         while len(self._segments) <= number:
-            shape = (SEGMENT_SLOTS, len(self._layers), *self._page_shape)
+            slots = min(SEGMENT_SLOTS, self._memory_slots - len(self._segments) * SEGMENT_SLOTS)
+            shape = (slots, len(self._layers), *self._page_shape)
             self._segments.append(torch.empty(shape, dtype=self._layers[0].dtype, pin_memory=self._pinned))
         return self._segments[number]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -47,14 +48,19 @@ class Recall(BaseModel):
 
 
 class HostTier(BaseModel):
-    """Host memory for evicted pages."""
+    """Host memory for evicted pages, and a file behind it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_bytes: int = Field(gt=0)
-    """Of all pages in the tier, over all ranks. When it is full the least valuable page is dropped."""
+    """Of all pages in host memory, over all ranks. When the tier is full its least valuable page is dropped."""
+    disk_bytes: int = Field(default=0, ge=0)
+    """Of further pages on disk, over all ranks, taken when the engine starts. A page goes there when there is no place
+    in memory, and stays where it is. 0: none."""
+    disk_folder: Path | None = None
+    """Where those lie, in a file without a name that ends with the engine; None: the folder for temporary files."""
     max_bytes_per_agent: int | None = Field(default=None, gt=0)
-    """The same for the pages of one agent of one tenant; None: no such limit."""
+    """In memory and on disk, for the pages of one agent of one tenant; None: no such limit."""
     checksum: bool = False
     """Keep a checksum of each page and check it when the page comes back: a page that changed stops the engine."""
     recall: Recall | None = None
@@ -62,6 +68,18 @@ class HostTier(BaseModel):
 
     @model_validator(mode="after")
     def _agents_within_all(self) -> HostTier:
-        if self.max_bytes_per_agent is not None and self.max_bytes_per_agent > self.max_bytes:
-            raise ValueError("max_bytes_per_agent is more than max_bytes")
+        if self.max_bytes_per_agent is not None and self.max_bytes_per_agent > self.max_bytes + self.disk_bytes:
+            raise ValueError("max_bytes_per_agent is more than max_bytes and disk_bytes")
         return self
+
+    def memory_pages(self, page_bytes: int) -> int:
+        """Pages in host memory.
+
+        Args:
+            page_bytes: of one page, all layers and all ranks.
+        """
+        return self.max_bytes // page_bytes
+
+    def disk_pages(self, page_bytes: int) -> int:
+        """Pages on disk; see `memory_pages`."""
+        return self.disk_bytes // page_bytes

@@ -70,7 +70,7 @@ class WorkerTier:
         scale: float,
         shard: Shard,
     ) -> None:
-        self.store = HostStore(layers, checksum=tier.checksum)
+        self.store = HostStore(layers, tier, shard.ranks)
         self.queries: QueryTails | None = None
         """Where the attention backend puts queries; None: without recall by evidence."""
         self._layers, self._keys_of, self._scale = list(layers), keys_of, scale
