@@ -8,6 +8,7 @@ import pytest
 
 import memdecay_adapters.engine.shared as shared
 import memdecay_adapters.langchain.chat_fields as chat_fields
+from memdecay_adapters.engine.tier import HostTier
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import ConfigError
@@ -22,10 +23,11 @@ class OnlyOne(FakeEngine):
     max_model_len = 4096
     closed = False
 
-    def __init__(self, model: str | None, *, config: MemDecayConfig, engine_args: Any) -> None:
+    def __init__(self, model: str | None, *, config: MemDecayConfig, engine_args: Any, host_tier: Any) -> None:
         assert not type(self).started, "another engine is open in this process"
         type(self).started += 1
         super().__init__(type(self).tokenizer_given, config=config)
+        self.host_tier = host_tier
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +57,18 @@ def test_the_first_budget_sizes_the_pool_and_binds_nobody_else() -> None:
     assert engine.hints.budget_tokens == 256
     free.invoke("hi")
     assert engine.hints.budget_tokens >= engine.max_model_len
+
+
+def test_a_host_tier_belongs_to_the_engine_that_is_started() -> None:
+    model = ChatMemDecay(host_tier={"max_bytes": 2**30})
+    engine: Any = model.get_engine()
+    assert engine.host_tier == HostTier(max_bytes=2**30)
+    assert ChatMemDecay(host_tier=HostTier(max_bytes=2**30)).get_engine() is engine
+    assert model._identifying_params["host_tier"] == ChatMemDecay(engine=engine)._identifying_params["host_tier"]
+    with pytest.raises(AssertionError, match="another engine"):
+        ChatMemDecay(host_tier=HostTier(max_bytes=2**29)).get_engine()
+    with pytest.raises(ConfigError, match="host_tier"):
+        ChatMemDecay(engine=engine, host_tier=HostTier(max_bytes=2**30))
 
 
 def test_a_budget_of_the_users_configuration_stays_the_default() -> None:

@@ -13,6 +13,7 @@ from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import BaseMessage
 from pydantic import ConfigDict, Field, InstanceOf, SecretStr, field_validator, model_validator
 
+from memdecay_adapters.engine.tier.settings import HostTier
 from memdecay_adapters.langchain.call_settings import ModelDefaults
 from memdecay_adapters.langchain.model_info import check_fields, model_profile
 from memdecay_adapters.langchain.parser_choice import AUTO
@@ -48,12 +49,14 @@ class ChatMemDecayFields(BaseChatModel):
     model: str | None = None
     """Hugging Face id or local folder; None: the default small model, which needs no hub."""
     engine: Any = Field(default=None, exclude=True, repr=False)
-    """A `MemDecayEngine` to share; None: one engine per equal ``model``, ``config`` and ``engine_args``,
+    """A `MemDecayEngine` to share; None: one engine per equal ``model``, ``config``, ``engine_args`` and ``host_tier``,
     started at the first call and shared in this process."""
     config: MemDecayConfig | None = None
     """Regions, policy and page size of the engine that is started; an ``engine`` brings its own."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """vLLM's engine arguments for the engine that is started."""
+    host_tier: HostTier | None = None
+    """Where the engine that is started keeps evicted pages, and how they come back; None: they are gone."""
     tenant: str = "default"
     """Whose data this is; sessions of different tenants share nothing."""
 
@@ -159,7 +162,9 @@ class ChatMemDecayFields(BaseChatModel):
             return cast("MemDecayEngine", self.engine)
         from memdecay_adapters.engine import shared_engine
 
-        engine = shared_engine(self.model, self.config or MemDecayConfig(), self.engine_args, self.default_budget)
+        engine = shared_engine(
+            self.model, self.config or MemDecayConfig(), self.engine_args, self.default_budget, self.host_tier
+        )
         self._prepare(engine)
         return engine
 
@@ -190,7 +195,7 @@ class ChatMemDecayFields(BaseChatModel):
     def _running_engine(self) -> MemDecayEngine | None:
         from memdecay_adapters.engine.shared import open_engine
 
-        return open_engine(self.model, self.config or MemDecayConfig(), self.engine_args)
+        return open_engine(self.model, self.config or MemDecayConfig(), self.engine_args, self.host_tier)
 
     # ---- counting tokens
 
@@ -226,6 +231,7 @@ class ChatMemDecayFields(BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         """All that shapes an answer: also the key of LangChain's cache."""
         config = self.engine.config if self.engine is not None else self.config
+        tier = self.host_tier if self.engine is None else getattr(self.engine, "host_tier", None)  # a server tells none
         return {
             "model": self.model_name,
             **{name: value for name, value in self._sampling_defaults().items() if value is not None},
@@ -237,6 +243,7 @@ class ChatMemDecayFields(BaseChatModel):
             "default_output_region": self.default_output_region,
             "region_rules": repr(self.region_rules),
             "config": (config or MemDecayConfig()).model_dump(mode="json"),
+            "host_tier": tier and tier.model_dump(mode="json"),
             "chat_template": self.chat_template,
             "tool_parser": self.tool_parser,
             "reasoning_parser": self.reasoning_parser,

@@ -55,6 +55,7 @@ class ChatMemDecayRemote(ChatMemDecay):
         for name, is_given in (
             ("config", self.config is not None),
             ("engine_args", bool(self.engine_args)),
+            ("host_tier", self.host_tier is not None),
             ("tenant", self.tenant != "default"),
         ):
             if is_given:

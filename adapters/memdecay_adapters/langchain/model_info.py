@@ -29,10 +29,10 @@ def check_fields(model: ChatMemDecayFields) -> None:
     """
     where = "ChatMemDecay"
     check_time_limit(model.timeout, f"{where}(timeout=...)")
-    if model.engine is not None and (model.config is not None or model.engine_args):
+    if model.engine is not None and (model.config is not None or model.engine_args or model.host_tier):
         raise ConfigError(
             where=where,
-            rule="'engine' is given beside 'config' or 'engine_args', which only a new engine reads",
+            rule="'engine' is given beside 'config', 'engine_args' or 'host_tier', which only a new engine reads",
             remedy="Give them to the engine, or leave 'engine' out.",
         )
     if model.config is not None:
