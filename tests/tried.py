@@ -25,7 +25,8 @@ FILES = (
             "adapters/test_langchain_standard.py",
             "adapters/test_taint_templates.py",
             "adapters/test_answer_parsers.py",
-            "server/test_remote_client.py",
+            "server/test_remote_chat.py",
+            "server/test_remote_refusals.py",
             "server/test_live_server.py",
         )
     ),

@@ -1,4 +1,4 @@
-"""Tools, and one call made in the four ways that LangChain has."""
+"""Tools, a schema of an answer, and one call made in the four ways that LangChain has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import tool
+from pydantic import BaseModel
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
 
@@ -21,6 +22,13 @@ def add(a: int, b: int) -> int:
 def lookup(key: str) -> str:
     """Look a key up."""
     return f"value of {key}"
+
+
+class Person(BaseModel):
+    """A person."""
+
+    name: str
+    age: int
 
 
 def merged(chunks: list[AIMessageChunk]) -> AIMessageChunk:

@@ -20,11 +20,6 @@ from tests.adapters.chat_calls import CALL, add, collect, four_ways, lookup
 from tests.adapters.fake_engine import FakeEngine
 
 
-@pytest.fixture
-def fake(tokenizer: Any) -> FakeEngine:
-    return FakeEngine(tokenizer)
-
-
 def test_a_call_that_takes_too_long_is_aborted_and_says_so(fake: FakeEngine) -> None:
     fake.hang = True
     model = ChatMemDecay(engine=fake, timeout=0.05, max_retries=2, api_key="unused")

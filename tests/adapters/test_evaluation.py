@@ -1,110 +1,20 @@
-"""Traces as tokens, recordings against transformers, the commands."""
+"""An evaluation's parts in Python: recordings against transformers, replay, what is verified, what a model costs."""
 
 import dataclasses
 import json
-import os
-from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from memdecay_adapters.commands.calibrate import calibrate
-from memdecay_adapters.commands.config_options import read_config
-from memdecay_adapters.commands.evaluate import evaluate, numbers
-from memdecay_adapters.commands.tune import tune
-from memdecay_adapters.evaluation import recall_stage
 from memdecay_adapters.evaluation.recorder import AttentionRecorder
 from memdecay_adapters.evaluation.run import EvaluateOptions, Evaluation
 from memdecay_adapters.evaluation.tokenised import tokenise_trace
 from memdecay_adapters.evaluation.tune import model_cost
-from memdecay_adapters.trace_sources import bfcl
-from memdecay_adapters.trace_sources.build import build
-from memdecay_agents import REGIONS, MemDecayConfig
-from memdecay_agents.calibration import ProfileFile
-from memdecay_agents.errors import ConfigError, MemDecayError, TraceError
-from memdecay_agents.evaluation.outcomes import FactOutcome
+from memdecay_agents import MemDecayConfig
+from memdecay_agents.errors import ConfigError, TraceError
 from memdecay_agents.evaluation.synthetic import synthetic_trace
-from memdecay_agents.evaluation.trace_files import read_traces
 from memdecay_agents.evaluation.variants import variants_of
-
-CONFIG = MemDecayConfig(page_size_tokens=16)
-TRACES = os.environ.get("MEMDECAY_TRACES")
-needs_traces = pytest.mark.skipif(
-    TRACES is None, reason="set MEMDECAY_TRACES to a folder of trace files; `memdecay traces build` makes one"
-)
-
-
-@pytest.fixture(scope="module")
-def count_tokens(tokenizer):
-    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def own_trace_file(path: Path, n: int = 4) -> Path:
-    rows = []
-    for number in range(n):
-        messages = [{"role": "system", "content": "You keep the books of a small warehouse and answer briefly."}]
-        for order in range(5):
-            value = 70000 + 131 * number + 17 * order
-            call = {"id": f"a{order}", "name": "place_order", "args": {"amount": order + 3, "item": "drums"}}
-            text = json.dumps({"order_id": value, "status": "open", "note": "to be picked up at the north gate"})
-            check = {"id": f"b{order}", "name": "check_order", "args": {"order_id": value}}
-            messages += [
-                {"role": "user", "content": f"Please order {order + 3} more drums and see that it is noted."},
-                {"role": "assistant", "content": "I place the order first.", "tool_calls": [call]},
-                {"role": "tool", "content": text, "tool_call_id": f"a{order}"},
-                {"role": "assistant", "content": "", "tool_calls": [check]},
-                {"role": "tool", "content": '{"status": "open"}', "tool_call_id": f"b{order}"},
-            ]
-        rows.append({"id": f"t{number}", "messages": messages})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-@pytest.mark.parametrize("generator", ["planted", "paraphrased"])
-def test_facts_lie_where_their_sentences_are_and_regions_are_inferred(tokenizer, count_tokens, generator):
-    for seed in range(3):
-        trace = synthetic_trace(generator, seed, 450, count_tokens)
-        tokens = tokenise_trace(trace, tokenizer, CONFIG)
-        assert abs(tokens.n_tokens - 450) < 45
-        assert tokens.spans[-1].end == tokens.n_tokens
-        assert {span.region for span in tokens.spans} == set(REGIONS)
-        for fact, found in zip(trace.facts, tokens.facts, strict=True):
-            text = tokenizer.decode(tokens.token_ids[found.start : found.end].tolist())
-            assert fact.text in text
-            assert len(text) <= len(fact.text) + 6
-            assert found.region == fact.id.partition("/")[0]
-            assert found.needed_at == tokens.n_tokens
-
-
-def test_superseded_messages_are_flagged_from_their_successor_on(tokenizer, count_tokens):
-    trace = synthetic_trace("planted", 1, 4000, count_tokens)
-    tokens = tokenise_trace(trace, tokenizer, CONFIG)
-    assert len(tokens.superseded) == len(trace.supersedes) > 0
-    for (start, end, since), (new, old) in zip(tokens.superseded, sorted(trace.supersedes.items()), strict=True):
-        assert start < end <= since
-        assert trace.messages[old]["content"][:20] in tokenizer.decode(tokens.token_ids[start:end].tolist())
-        assert trace.messages[new]["content"][:20] in tokenizer.decode(tokens.token_ids[since : since + 30].tolist())
-
-
-def test_quoted_values_are_needed_when_the_call_begins(tokenizer, tmp_path):
-    (trace, *_) = read_traces(own_trace_file(tmp_path / "own.jsonl"))
-    tokens = tokenise_trace(trace, tokenizer, CONFIG)
-    assert len(tokens.facts) == 5
-    for fact in tokens.facts:
-        assert fact.region == "tool_out"
-        assert fact.end <= fact.needed_at
-        after = tokenizer.decode(tokens.token_ids[fact.needed_at : fact.needed_at + 8].tolist())
-        assert "check_order" in after
-
-
-def test_a_fact_that_is_not_there_is_refused(tokenizer, count_tokens):
-    trace = synthetic_trace("planted", 1, 450, count_tokens)
-    lost = dataclasses.replace(trace.facts[0], text="never said")
-    with pytest.raises(TraceError, match="does not occur"):
-        tokenise_trace(dataclasses.replace(trace, facts=(lost,)), tokenizer, CONFIG)
-
+from tests.adapters.evaluation_inputs import CONFIG, small_vocabulary
 
 # --- recordings -------------------------------------------------------------------------------
 
@@ -153,17 +63,6 @@ def options(random_llama_path, tmp_path):
     )
 
 
-def small_vocabulary(monkeypatch):
-    """The random model knows 1,024 ids, its tokenizer more."""
-    whole = AttentionRecorder._run
-
-    def run(self, trace):
-        folded = dataclasses.replace(trace, token_ids=trace.token_ids % 1024)
-        return dataclasses.replace(whole(self, folded), token_ids=trace.token_ids)
-
-    monkeypatch.setattr(AttentionRecorder, "_run", run)
-
-
 def test_replay_keeps_pins_in_every_cell_and_reports_what_was_asked_for(options, monkeypatch):
     small_vocabulary(monkeypatch)
     seen = []
@@ -198,153 +97,8 @@ def test_options_that_make_no_sense_are_refused(options, change):
         Evaluation(dataclasses.replace(options, **change))
 
 
-def app(command):
-    import typer
-
-    made = typer.Typer()
-    made.command()(command)
-    return made
-
-
-def test_the_commands_work_on_any_trace_file(random_llama_path, tmp_path, monkeypatch):
-    small_vocabulary(monkeypatch)
-    monkeypatch.setenv("MEMDECAY_CACHE", str(tmp_path / "cache"))
-    file = own_trace_file(tmp_path / "own.jsonl")
-    runner, common = CliRunner(), ["--model", random_llama_path, "--traces", str(file)]
-    out, page = tmp_path / "out.json", tmp_path / "page"
-    ran = runner.invoke(
-        app(evaluate), [*common, "--json", str(out), "--verify", "0", "--budgets", "0.5", "--out", str(page),
-                        "--markdown", str(tmp_path / "tables.md"), "--policies", "recency,memdecay"]
-    )  # fmt: skip
-    assert ran.exit_code == 0, ran.output
-    cells = json.loads(out.read_text())["cells"]
-    assert {(cell["source"], cell["region"], cell["probes"]) for cell in cells} == {("own", "tool_out", 0)}
-    assert {cell["policy"] for cell in cells} == {"recency", "memdecay"}
-    assert sorted(path.name for path in page.iterdir()) == ["evaluation.html", "survival.png"]
-    assert "| place |" in (tmp_path / "tables.md").read_text()
-
-    profile = tmp_path / "profile.yaml"
-    ran = runner.invoke(app(calibrate), [*common, "--out", str(profile), "--unit", "decode_steps",
-                                         "--figure", str(tmp_path / "curves.png")])  # fmt: skip
-    assert ran.exit_code == 0, ran.output
-    assert ProfileFile.load(profile).clock_unit == "decode_steps"
-    assert MemDecayConfig.from_profile(profile).clock_unit == "decode_steps"
-    assert (tmp_path / "curves.png").exists()
-
-    ran = runner.invoke(
-        app(evaluate), [*common, "--json", str(out), "--verify", "0", "--budgets", "0.5", "--profile", str(profile),
-                        "--policies", "memdecay,recency"]
-    )  # fmt: skip
-    assert ran.exit_code == 0, ran.output
-    assert json.loads(out.read_text())["profile"] == "profile.yaml"
-    half_lives = {
-        name: region.half_life_ticks for name, region in ProfileFile.load(profile).nearest(None).regions.items()
-    }
-    ours, theirs = (Evaluation(EvaluateOptions(profile=profile)).variants[at].config() for at in (-1, 0))
-    assert {name: ours.regions[name].half_life_ticks for name in half_lives} == half_lives
-    assert theirs == variants_of()[0].config(), "baselines know no profile"
-    served = read_config(None, 4096, None, profile)
-    assert served == MemDecayConfig.from_profile(profile, default_budget_tokens=4096)
-
-    ran = runner.invoke(app(tune), [*common, "--keep", "0.05"])
-    assert ran.exit_code == 0, ran.output
-    assert "Proposed: 10% of the trace" in ran.output
-    assert "give more traces to rely on it" in ran.output
-    assert isinstance(runner.invoke(app(tune), [*common, "--keep", "2"]).exception, MemDecayError)
-
-
-class FakeVerifier:
-    """Answers what it was asked; counts the engines that were started."""
-
-    started: ClassVar[list[str]] = []
-
-    def __init__(self, model, longest_tokens, tier, recall):
-        self.started.append(tier)
-        self.tier = tier
-
-    def recall(self, trace, variants, askings):
-        return [
-            FactOutcome(
-                trace.source, "recall", trace.length, budget or 1.0, variant.policy, variant.pinned, fact.region,
-                trace.id, fact.id, True, correct=True, exact=False, tier=self.tier, asking=asking,
-            )
-            for variant, budget in variants for fact in trace.facts for asking in askings
-        ]  # fmt: skip
-
-    def close(self):
-        pass
-
-
-def test_the_recall_stage_asks_with_and_without_a_tier_and_goes_on_after_an_interruption(
-    random_llama_path, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(recall_stage, "RecallVerifier", FakeVerifier)
-    monkeypatch.setattr(FakeVerifier, "started", [])
-    monkeypatch.setenv("MEMDECAY_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "out.json"
-    arguments = ["--model", random_llama_path, "--tier", "host", "--seeds", "1000-1003", "--lengths", "450",
-                 "--budgets", "0.5", "--asking", "verbatim,several", "--json", str(out)]  # fmt: skip
-    ran = CliRunner().invoke(app(evaluate), arguments)
-    assert ran.exit_code == 0, ran.output
-    assert FakeVerifier.started == ["off", "host"]
-    made = json.loads(out.read_text())
-    assert {(c["stage"], c["policy"], c["tier"], c["asking"]) for c in made["cells"]} == {
-        ("recall", policy, tier, asking)
-        for policy, tier in (("full", "off"), ("memdecay", "off"), ("memdecay", "host"))
-        for asking in ("verbatim", "several")
-    }
-    assert all(place["correct_ratio"] == 1.0 for place in made["recall"])
-    assert "recall: right answers" in ran.output
-    assert "verify" not in ran.output
-    assert CliRunner().invoke(app(evaluate), arguments).exit_code == 0
-    assert FakeVerifier.started == ["off", "host"]
-    for wrong in (["--tier", "disk"], ["--asking", "loudly"]):
-        assert isinstance(CliRunner().invoke(app(evaluate), wrong).exception, ConfigError)
-
-
-def test_numbers_of_the_command_line():
-    assert numbers("1-3,7", "--seeds") == (1, 2, 3, 7)
-    with pytest.raises(ConfigError, match="no number"):
-        numbers("a-3", "--seeds")
-
-
 def test_the_cost_of_a_model_counts_its_matrices(model_path):
     cost = model_cost(model_path)
     # SmolLM2-135M: 106 million weights in 30 layers; 9 heads of 64
     assert cost.per_token == pytest.approx(2 * 106e6, rel=0.01)
     assert cost.per_pair == 4 * 30 * 9 * 64
-
-
-# --- public data sets -------------------------------------------------------------------------
-
-
-def test_reference_calls_are_read_without_evaluating_anything():
-    class Shop:
-        def order(self, item, amount=1):
-            if amount > 5:
-                raise ValueError("too many")
-            return {"item": item, "amount": amount}
-
-    methods = {"order": Shop().order}
-    method, positional, named, arguments = bfcl._parsed("order('pears', amount=2)", methods)
-    assert arguments == {"item": "pears", "amount": 2}
-    assert json.loads(bfcl._result(method, positional, named)) == {"item": "pears", "amount": 2}
-    assert bfcl._result(method, ["pears", 9], {}) == "Error during execution: too many"
-    for text in ("order(open('x'))", "order(", "__import__('os')", "eval('1')"):
-        assert bfcl._parsed(text, methods) is None
-
-
-def test_unknown_sources_are_refused(tmp_path):
-    with pytest.raises(TraceError, match="known are"):
-        build(["nonsense"], tmp_path, print)
-
-
-@needs_traces
-def test_the_shared_traces_are_read_with_their_facts(tokenizer):
-    expected = {"agentdojo": (60, 39), "bfcl_memory": (2, 36), "bfcl_multi_turn": (158, 242)}
-    for name, (n_traces, n_facts) in expected.items():
-        traces = read_traces(Path(str(TRACES)) / f"{name}.jsonl")
-        assert (len(traces), sum(len(trace.facts) for trace in traces)) == (n_traces, n_facts)
-        short = [trace for trace in traces if sum(len(m.get("content") or "") for m in trace.messages) < 3000][:3]
-        for trace in short:
-            assert len(tokenise_trace(trace, tokenizer, CONFIG).facts) == len(trace.facts)

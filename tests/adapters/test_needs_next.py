@@ -22,11 +22,6 @@ HISTORY: list[BaseMessage] = [
 ]
 
 
-@pytest.fixture
-def fake(tokenizer: Any) -> FakeEngine:
-    return FakeEngine(tokenizer)
-
-
 def needed(fake: FakeEngine, *messages: BaseMessage) -> list[str]:
     """Texts of the tokens that the next turn will need."""
     ChatMemDecay(engine=fake).invoke(list(messages))

@@ -12,7 +12,7 @@ from memdecay_adapters.commands.bench import bench
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.evaluation.recording import AttentionRecording
 from memdecay_agents.spans import Span
-from tests.adapters.test_evaluation import own_trace_file
+from tests.adapters.evaluation_inputs import own_trace_file
 
 SPANS = [Span(0, 60, "system"), Span(60, 300, "tool_out"), Span(300, 900, "scratchpad")]
 

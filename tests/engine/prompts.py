@@ -1,4 +1,4 @@
-"""Prompts for engine tests: real prose of a chosen length, and hints that cut it into regions."""
+"""Prompts for engine tests: prose or ids of a chosen length, and hints that cut a prompt into regions."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def prompt_ids(tokenizer: Any, tokens: int, seed: int = 0) -> list[int]:
     ids = tokenizer(prose(seed)).input_ids[:tokens]
     assert len(ids) == tokens
     return ids
+
+
+def ids(tokens: int, seed: int) -> list[int]:
+    """Token ids that the random Llama knows and that spell nothing; the same seed gives the same ones."""
+    return [3 + (7 * i * i + 31 * seed * i + seed) % 1000 for i in range(tokens)]
 
 
 def hints(tokens: int, budget_tokens: int | None, *, session: str = "", **fields: Any) -> RequestHints:

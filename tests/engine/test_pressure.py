@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from vllm import SamplingParams
 
 from memdecay_adapters.engine.events import (
     ADMISSION_REFUSALS,
@@ -16,12 +13,11 @@ from memdecay_adapters.engine.events import (
 )
 from memdecay_agents import ContextFraction, FixedBudget, PoolShare, RequestHints
 from memdecay_agents.errors import BudgetError
-from tests.engine.oracle import logprob_distance
+from tests.engine.pool_requests import assert_exact, events, evictions_of, ids_of, request, sampling
 from tests.engine.watching import watching
 
 pytestmark = pytest.mark.engine
 
-MAX_DISTANCE = 2e-4
 CHUNK_PAGES = 4
 LIMIT_PAGES = 63 - CHUNK_PAGES - 1
 """What can be guaranteed in a pool of 63 pages."""
@@ -37,35 +33,6 @@ def pool(engine_named):
     assert stats.free_pages == stats.total_pages
     assert (stats.reserved_pages, stats.waiting_requests) == (0, 0)
     engine.ledger().check_integrity()
-
-
-def ids_of(tokens: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(3, 1000), k=tokens)
-
-
-def sampling(new_tokens: int, **fields) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0, "max_tokens": new_tokens, "ignore_eos": True, "logprobs": 5, **fields})
-
-
-def request(name: str, tokens: int, budget, new_tokens: int = 8, *, seed: int = 0, pinned: int = 16):
-    ids = ids_of(tokens, seed)
-    half = (pinned + tokens) // 2
-    spans = [[0, pinned, "system", 0], [pinned, half, "retrieval", 0], [half, tokens, "user", 0]]
-    return ids, sampling(new_tokens), RequestHints(session=name, agent=name, budget=budget, spans=spans)
-
-
-def events(engine, spec):
-    return engine.run_on_engine_thread(lambda llm, internals: internals.controller.events.of(spec))
-
-
-def evictions_of(engine, result):
-    return engine.ledger().entries(request_id=result.retention.request_id)
-
-
-def assert_exact(oracle, engine, ids, result, evictions=None):
-    evictions = evictions_of(engine, result) if evictions is None else evictions
-    rows = oracle.logprobs([*ids, *result.token_ids[:-1]], evictions)
-    assert logprob_distance(rows, len(ids), result) <= MAX_DISTANCE
 
 
 # ---- admission

@@ -31,6 +31,9 @@ from memdecay_adapters.server.wire import EXPLAIN, GENERATE, INFO, PROTOCOL, SES
 from memdecay_agents import Ledger
 from tests.server.limits_for_tests import LIMITS
 
+KEY = "key-of-one"
+"""The API key of a server that has one."""
+
 
 def summary(call: CheckedCall) -> dict[str, Any]:
     """A retention summary as the engine core gives it."""

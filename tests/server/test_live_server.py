@@ -24,10 +24,10 @@ from memdecay_adapters.server.wire import GENERATE, INFO, SESSIONS, SNAPSHOT
 from memdecay_agents import MemDecayConfig
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.live import EngineSnapshot
+from tests.adapters.chat_calls import collect, merged
 from tests.engine.random_llama import random_llama
 from tests.server.hostile import payloads
 from tests.server.live import ROOT, environment, memdecay_serve
-from tests.server.test_remote_client import collect, merged
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

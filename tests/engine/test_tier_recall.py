@@ -1,111 +1,23 @@
-"""The host tier in a real engine: what it changes, and that it changes nothing when it is off."""
+"""Pages come back from the host tier of a real engine, and every turn equals the oracle's."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from vllm import SamplingParams
 
-from memdecay_adapters.engine import HostTier, MemDecayEngine, Recall, vllm_arguments
-from memdecay_adapters.engine.events import DROPPED_HOST_PAGES, RECALLS
-from memdecay_adapters.engine.settings import EngineSettings
-from memdecay_adapters.engine.tier.support import SCHEDULER
-from memdecay_agents import MemDecayConfig, RequestHints
-from memdecay_agents.errors import EngineError, MemDecayError
-from memdecay_agents.ledger import LedgerEntry
-from memdecay_agents.recall import RetrievalHead, page_evidence
-from memdecay_agents.spans import Span
-from tests.engine.chaos_engine import PAGE_BYTES, worker_of
+from memdecay_adapters.engine import MemDecayEngine
+from memdecay_agents.errors import EngineError
+from memdecay_agents.recall import page_evidence
+from tests.engine.chaos_engine import worker_of
 from tests.engine.oracle import logprob_distance
+from tests.engine.prompts import ids
+from tests.engine.tier_talks import MAX_DISTANCE, PAGE, TIER, Talk, hints, open_engine, sampling, serve
 
 pytestmark = pytest.mark.engine
-
-PAGE, MAX_DISTANCE, BUDGET = 16, 2e-4, 160
-CONFIG = MemDecayConfig(page_size_tokens=PAGE, observed_layers="all", measure_every_steps=1)
-VLLM = {
-    "dtype": "float32", "max_model_len": 1024, "max_num_batched_tokens": 64, "max_num_seqs": 4,
-    "kv_cache_memory_bytes": 2**24, "enforce_eager": True, "disable_log_stats": True,
-}  # fmt: skip
-FIRST_LAYER = (RetrievalHead(0, 0), RetrievalHead(0, 1))
-TIER = HostTier(max_bytes=2**26, checksum=True, recall=Recall(max_pages=2, query_tokens=8, rerun=24, heads=FIRST_LAYER))
-
-
-def ids(tokens: int, seed: int) -> list[int]:
-    return [3 + (7 * i * i + 31 * seed * i + seed) % 1000 for i in range(tokens)]
-
-
-def open_engine(model: str, tier: HostTier | None, **engine_args: object) -> MemDecayEngine:
-    return MemDecayEngine(
-        model, config=CONFIG, engine_args={**VLLM, **engine_args}, host_tier=tier, check_integrity=True
-    )
-
-
-def hints(tokens: int, thread: str, cut: int, marked: int | None = None, **fields: object) -> RequestHints:
-    spans = [Span(0, 16, "system"), Span(16, cut, "tool_out"), Span(cut, tokens, "user")]
-    if marked is not None:  # one page of the tool's answer has a region of its own
-        start, end = marked * PAGE, min((marked + 1) * PAGE, cut)
-        spans[1:2] = [Span(16, start, "tool_out"), Span(start, end, "retrieval"), Span(end, cut, "tool_out")]
-        spans = [span for span in spans if span.start < span.end]
-    return RequestHints(session=thread, agent="a", budget_tokens=BUDGET, spans=tuple(spans), **fields)
-
-
-def sampling(new_tokens: int = 4, **fields: object) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0, "max_tokens": new_tokens, "ignore_eos": True, "logprobs": 20, **fields})
-
-
-class Talk:
-    """One conversation, and what each of its positions could see."""
-
-    def __init__(self, engine: MemDecayEngine, thread: str, seed: int, first_tokens: int = 300) -> None:
-        self.engine, self.thread, self.seed = engine, thread, seed
-        self.tokens = ids(first_tokens, seed)
-        self.turns = 0
-
-    def turn(self, params: SamplingParams | None = None, question: int = 40, **fields: object):
-        if self.turns:
-            self.tokens = [*self.tokens, *ids(question, self.seed + 50 + self.turns)]
-        self.turns += 1
-        self.prompt = list(self.tokens)
-        request_hints = hints(len(self.prompt), self.thread, 200, **fields)
-        self.result = self.engine.generate(self.prompt, params or sampling(), request_hints)
-        self.tokens = [*self.prompt, *self.result.token_ids]
-        return self.result
-
-    @property
-    def moves(self):
-        return self.engine.ledger().moves(self.result.retention.session)
-
-    def hidden(self, moves: Sequence[LedgerEntry] | None = None) -> torch.Tensor:
-        """What no query may see: pages that are gone, from the token on that was computed without them."""
-        length = len(self.tokens) - 1
-        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-        moves = self.moves if moves is None else moves
-        for number, move in enumerate(moves):
-            mine = [other for other in moves[number:] if other.request_id == move.request_id]
-            after = [other.computed_tokens for other in mine if other.parts.get("evidence")]
-            first = min([move.computed_tokens, *after])  # what is computed again sees what left while it was first
-            hidden[first:, move.token_start : move.token_end] = move.reason != "swapped_in"
-        return hidden | torch.ones(length, length, dtype=torch.bool).triu(1)
-
-    def distance(self, oracle, every_tokens: int | None = None) -> float:
-        rows, prompt = oracle.logprobs_seeing(self.tokens[:-1], self.hidden()), len(self.prompt)
-        moves, mine = self.moves, self.result.retention.request_id
-        swaps = {
-            move.computed_tokens: number
-            for number, move in reversed(list(enumerate(moves)))
-            if move.request_id == mine and move.reason.startswith("swapped") and move.computed_tokens >= prompt
-        }
-        for first, number in swaps.items():  # what was said before a swap was said without it, all but the last token
-            assert every_tokens is not None
-            end = prompt + ((first - prompt) // every_tokens + 1) * every_tokens
-            before = oracle.logprobs_seeing(self.tokens[:-1], self.hidden(moves[:number]))
-            rows[first : end - 1] = before[first : end - 1]
-        return logprob_distance(rows, prompt, self.result)
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +31,6 @@ def engine(engine_house, random_llama_path):
 def talk(engine, request):
     engine.close_sessions()
     return Talk(engine, request.node.name, seed=len(request.node.name))
-
-
-def recalls(engine) -> dict:
-    return engine.run_on_engine_thread(lambda llm, internals: dict(internals.controller.events.of(RECALLS)))
 
 
 def test_pages_come_back_by_evidence_and_the_turn_equals_the_oracle(talk, random_oracle):
@@ -336,16 +244,6 @@ def test_the_tier_is_seen_and_ends_with_its_sessions(engine):
         engine.recall("seen")
 
 
-def serve(engine: MemDecayEngine):
-    """Three turns; tokens and recalled pages of each, and the ledger as text."""
-    talk, found = Talk(engine, "t", seed=5), []
-    for _ in range(3):
-        result = talk.turn()
-        found.append((result.token_ids, result.retention.recalled_pages))
-    text = [json.dumps({**entry.model_dump(mode="json"), "request_id": ""}) for entry in talk.moves]
-    return found, text
-
-
 def test_two_ranks_swap_the_same_pages(engine, random_llama_path):
     engine.close_sessions()
     one, _ = serve(engine)
@@ -354,60 +252,3 @@ def test_two_ranks_swap_the_same_pages(engine, random_llama_path):
         two, _ = serve(ranks)
     assert one == two
     assert any(recalled for _, recalled in one)
-
-
-@pytest.fixture
-def none_open(no_engine):
-    """Neither an engine of the house nor this file's is open."""
-    held = MemDecayEngine._open() if MemDecayEngine._open is not None else None
-    if held is not None:
-        held.close()
-
-
-def test_off_changes_nothing_and_a_full_tier_neither(none_open, random_llama_path):
-    small = HostTier(max_bytes=2**26, max_bytes_per_agent=3 * PAGE_BYTES)
-    with open_engine(random_llama_path, small) as engine:
-        silent = serve(engine)
-        dropped = engine.run_on_engine_thread(lambda llm, i: i.controller.events.total(DROPPED_HOST_PAGES))
-        assert dropped > 0
-        assert engine.pool_stats().host_pages == 3
-    with open_engine(random_llama_path, None) as engine:
-        off = serve(engine)
-        assert "host" not in engine.metrics_text()
-        assert engine.pool_stats().host_bytes is None
-        with pytest.raises(EngineError, match="no host tier"):
-            engine.recall("t", region="user")
-    assert off == silent, "pages that are copied out and never asked for change nothing, byte for byte"
-    assert not any(recalled for _, recalled in off[0])
-
-
-# ---- what is said to vLLM, and what is refused
-
-
-def test_off_says_nothing_of_it_to_vllm():
-    assert "host_tier" not in json.dumps(vllm_arguments(CONFIG))
-    assert "scheduler_cls" not in vllm_arguments(CONFIG)
-    assert vllm_arguments(CONFIG, host_tier=TIER)["scheduler_cls"] == SCHEDULER
-    assert "scheduler_cls" not in vllm_arguments(CONFIG, host_tier=HostTier(max_bytes=1))
-    settings = EngineSettings(config=CONFIG, host_tier=TIER)
-    sent = json.loads(json.dumps(settings.to_additional_config()))["memdecay"]
-    assert EngineSettings.model_validate(sent) == settings
-
-
-@pytest.mark.parametrize(
-    ("tier", "engine_args", "message"),
-    [
-        (HostTier(max_bytes=1, recall=Recall()), {}, "it knows 1024 tokens"),
-        (TIER, {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, "Leave it out"),
-        (HostTier(max_bytes=1, recall=Recall(heads=(RetrievalHead(7, 0),))), {}, "not among 2 layers"),
-    ],
-)
-def test_what_does_not_work_is_refused_at_start_up(none_open, random_llama_path, tier, engine_args, message):
-    with pytest.raises(MemDecayError, match=message):
-        open_engine(random_llama_path, tier, **engine_args)
-
-
-@pytest.mark.parametrize("fields", [{"max_bytes": 0}, {"max_bytes": 5, "max_bytes_per_agent": 6}, {"max_byte": 1}])
-def test_a_tier_that_makes_no_sense_is_refused(fields):
-    with pytest.raises(ValueError, match="max_byte"):
-        HostTier(**fields)
