@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memdecay_agents.errors import EngineError
-from memdecay_agents.live import LivePage
+from memdecay_agents.live import EngineSnapshot, LivePage
 from memdecay_agents.pictures import write_memory_page
 from memdecay_agents.pictures.charts import session_chart
 from tests.web.browser import Page, browser
@@ -42,6 +44,14 @@ def nothing_runs_and_nothing_comes_from_outside(page: Page) -> Iterator[None]:
     assert (page.problems, page.dialogs) == ([], [])
     outside = [url for url in page.requests if not url.startswith(("file:///", "http://127.0.0.1:", "data:"))]
     assert outside == []
+
+
+@contextmanager
+def live_page(page: Page, source: Callable[[], EngineSnapshot], **options: Any) -> Iterator[LivePage]:
+    """A live page's server; the tab leaves it first, or it would ask a server that is gone."""
+    with LivePage(source, **options) as live:
+        yield live
+        page.open("about:blank")
 
 
 def boxes(page: Page) -> list[tuple[int, ...]]:
@@ -119,7 +129,7 @@ def test_another_session_can_be_chosen(page: Page, picture: str) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_both_pages_fit_and_follow_the_readers_scheme(page: Page, picture: str, width: int, dark: bool) -> None:
     page.look(width=width, dark=dark)
-    with LivePage(snapshot) as live:
+    with live_page(page, snapshot) as live:
         for url, ready in ((picture, DRAWN), (live.url, LIVE)):
             page.open(url, ready)
             page.settle()
@@ -136,7 +146,7 @@ def test_the_live_page_shows_the_snapshot_and_says_when_there_is_no_news(page: P
             raise EngineError(where="engine", rule="it is closed", remedy="Start it.")
         return snapshot()
 
-    with LivePage(source) as live:
+    with live_page(page, source) as live:
         page.open(live.url, LIVE)
         rows = page.run(
             "[...document.querySelectorAll('#agents tbody tr')].map((row) => [...row.cells].map((c) => c.innerText))"
@@ -158,7 +168,7 @@ def test_the_live_page_shows_the_snapshot_and_says_when_there_is_no_news(page: P
 
 
 def test_a_token_lets_the_browser_in_and_leaves_the_address(page: Page) -> None:
-    with LivePage(snapshot, token="a-token-of-some-length") as live:
+    with live_page(page, snapshot, token="a-token-of-some-length") as live:
         page.open(live.address)
         assert "needs its token" in page.run("document.body.innerText")
         page.problems.clear()  # the browser notes the 401
