@@ -88,6 +88,12 @@ class LedgerError(MemDecayError):
     code = "ledger"
 
 
+class LedgerFileError(LedgerError):
+    """A file of a ledger or a history cannot be read."""
+
+    code = "ledger_file"
+
+
 class ExplainError(MemDecayError):
     """A session, message, page or token that nothing is known of."""
 

@@ -28,7 +28,7 @@ def load_explanation(path: str | Path, session: str | None = None) -> SessionExp
 
     Raises:
         ExplainError: it cannot be read, or knows no such session.
-        LedgerError: a line of a ledger is no entry.
+        LedgerFileError: a line of a ledger is no entry.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -56,5 +56,7 @@ def _is_explanation(text: str) -> bool:
 
 def _error(where: object, rule: str) -> ExplainError:
     return ExplainError(
-        where=str(where), rule=rule, remedy="Give a file of engine.explain(...).save or engine.ledger().to_jsonl."
+        where=str(where),
+        rule=rule,
+        remedy="Give a file of save_explanation(engine.explain(...), FILE) or engine.ledger().to_jsonl(FILE).",
     )

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from memdecay_agents._validation import first_problem
-from memdecay_agents.errors import LedgerError
+from memdecay_agents.errors import LedgerFileError
 
 
 class EvictionReason(StrEnum):
@@ -114,7 +114,7 @@ def read_jsonl(path: str | Path) -> list[LedgerEntry]:
     """Read what ``write_jsonl`` wrote.
 
     Raises:
-        LedgerError: a line is no entry; the line number and field are named.
+        LedgerFileError: a line is no entry; the line number and field are named.
     """
     entries = []
     with Path(path).open(encoding="utf-8") as file:
@@ -125,7 +125,7 @@ def read_jsonl(path: str | Path) -> list[LedgerEntry]:
                 entries.append(LedgerEntry.model_validate_json(line))
             except ValidationError as error:
                 field, problem = first_problem(error)
-                raise LedgerError(
+                raise LedgerFileError(
                     where=f"{path}, line {number}" + (f", field {field}" if field else ""),
                     rule=problem,
                     remedy="Write ledgers with Ledger.to_jsonl.",

@@ -177,6 +177,8 @@ def test_a_ledger_is_explained_for_people_and_for_scripts(path: Path, tmp_path: 
     ("words", "code", "said"),
     [
         (["explain", "none.jsonl"], 2, "explain"),
+        (["explain", "broken.jsonl"], 2, "ledger_file"),
+        (["picture", "broken.jsonl"], 2, "ledger_file"),
         (["explain", "LEDGER", "--page", "1", "--token", "2"], 2, "several questions"),
         (["explain", "LEDGER", "--message", "1"], 2, "a ledger knows no messages"),
         (["explain", "http://127.0.0.1:9", "--session", "t"], 5, "cannot be reached"),
@@ -193,6 +195,7 @@ def test_what_goes_wrong_is_a_panel_and_a_code(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ledger = str(ledger_of(tmp_path))
+    (tmp_path / "broken.jsonl").write_text('{"page": 1}\n', encoding="utf-8")
     with pytest.raises(SystemExit) as ended:
         program.main([ledger if word == "LEDGER" else word for word in words])
     assert ended.value.code == code

@@ -167,6 +167,8 @@ def pool(percent: int, throughput: dict, first_token: dict) -> dict:
         "throughput": throughput,
         "throughput_of_totals": throughput["median"],
         "first_token": first_token,
+        "stock": {"decode_tokens_per_second_per_agent": 2.0},
+        "ours": {"decode_tokens_per_second_per_agent": 2.0 * throughput["median"]},
     }
 
 
@@ -206,7 +208,10 @@ def test_the_table_has_every_key_and_a_bound_is_met_by_the_better_end():
     assert values["ttft_ratio_vs_stock"]["25"] == 0.3
     assert values["step_growth_per_1k_tokens"] == {"1024": 0.0, "stock": 0.25}
     assert values["crossover_pool_percent"] == 92.5
-    assert len(values["losing_cases"]) == 3  # the large pool's tokens and waits, and the step of the short trace
+    assert (
+        len(values["losing_cases"]) == 4
+    )  # the large pool's tokens, waits and answers, and the step of the short trace
+    assert "0.90 of stock vLLM's tokens a second while one agent is answered" in " ".join(values["losing_cases"])
 
 
 def test_few_pairs_meet_no_bound_and_what_was_not_measured_is_null_with_a_reason():

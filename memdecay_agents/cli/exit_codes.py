@@ -30,7 +30,19 @@ class ExitCode(IntEnum):
 
 _BY_CODE = {
     **dict.fromkeys(
-        ("config", "budget", "unknown_region", "spans", "tags", "hints", "trace", "policy", "explain", "payload"),
+        (
+            "config",
+            "budget",
+            "unknown_region",
+            "spans",
+            "tags",
+            "hints",
+            "trace",
+            "policy",
+            "explain",
+            "payload",
+            "ledger_file",
+        ),
         ExitCode.usage,
     ),
     **dict.fromkeys(("unsupported", "model"), ExitCode.unsupported),

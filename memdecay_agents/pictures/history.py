@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from memdecay_agents._validation import first_problem
 from memdecay_agents.config import MemDecayConfig
-from memdecay_agents.errors import ConfigError, LedgerError
+from memdecay_agents.errors import ConfigError, LedgerFileError
 from memdecay_agents.ledger_entry import EvictionReason, LedgerEntry
 from memdecay_agents.pictures.files import write_whole
 from memdecay_agents.regions import ClockUnit
@@ -164,18 +164,18 @@ class MemoryHistory(_Frozen):
         """Read what ``save`` wrote.
 
         Raises:
-            LedgerError: it cannot be read or is no history; the field is named.
+            LedgerFileError: it cannot be read or is no history; the field is named.
         """
         try:
             return cls.model_validate_json(Path(path).read_bytes())
         except ValidationError as error:
             field, problem = first_problem(error)
             where = f"{path}, field {field}" if field else str(path)
-            raise LedgerError(
+            raise LedgerFileError(
                 where=where, rule=problem, remedy="Write histories with MemDecayEngine.history().save(path)."
             ) from None
         except OSError as error:
-            raise LedgerError(
+            raise LedgerFileError(
                 where=str(path), rule=f"it cannot be read: {error.strerror}", remedy="Give a file that is there."
             ) from error
 

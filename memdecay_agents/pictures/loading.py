@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from memdecay_agents.config import MemDecayConfig
-from memdecay_agents.errors import ConfigError, LedgerError
+from memdecay_agents.errors import ConfigError, LedgerFileError
 from memdecay_agents.ledger_entry import read_jsonl
 from memdecay_agents.pictures.history import MemoryHistory, history_of_ledger
 
@@ -22,7 +22,7 @@ def load_history(
         budget_tokens: for a ledger: the budget of its sessions.
 
     Raises:
-        LedgerError: it is neither; the line or field is named.
+        LedgerFileError: it is neither; the line or field is named.
         ConfigError: the file cannot be read.
     """
     try:
@@ -32,7 +32,7 @@ def load_history(
             return MemoryHistory.load(path)
         return history_of_ledger(read_jsonl(path), config, budget_tokens=budget_tokens)
     except UnicodeDecodeError:
-        raise LedgerError(
+        raise LedgerFileError(
             where=str(path), rule="it is no text", remedy="Give a ledger (JSON Lines) or a session export (JSON)."
         ) from None
     except OSError as error:

@@ -163,6 +163,9 @@ def losing_cases(values: Mapping[str, Any]) -> list[str]:
         ):
             if loses:
                 found.append(f"{where}: {what}, {part[key]['median']} of stock vLLM's")
+        stock, ours = ((part.get(side) or {}).get("decode_tokens_per_second_per_agent") for side in ("stock", "ours"))
+        if stock and ours and ours < stock:
+            found.append(f"{where}: {ours / stock:.2f} of stock vLLM's tokens a second while one agent is answered")
     for budget, points in (values["step_growth"] or {}).items():
         found += [
             f"decode step at {point['tokens']} tokens, budget of {budget} tokens: "

@@ -25,6 +25,7 @@ def tune(
     keep: Annotated[float, typer.Option(help="Part of the facts at risk that has to survive.")] = 0.95,
     model: Annotated[str | None, typer.Option(help="Hugging Face id or folder; default: SmolLM2-135M.")] = None,
     most_traces: Annotated[int | None, typer.Option(min=1, help="Traces read of each file.")] = None,
+    longest: Annotated[int, typer.Option(min=1, help="Longer traces are left out (tokens).")] = 4096,
     profile: Annotated[Path | None, typer.Option(help="Write the calibrated profile here, if it is proposed.")] = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -38,7 +39,9 @@ def tune(
         raise ConfigError(where="--keep", rule=f"{keep} is no part", remedy="Give a number above 0 and up to 1.")
     output = Output("tune", json_file)
     with output.progress() as show:
-        result = run_tune(tuple(traces), keep, model=model, most_traces=most_traces, progress=show)
+        result = run_tune(
+            tuple(traces), keep, model=model, most_traces=most_traces, longest_tokens=longest, progress=show
+        )
     output.save(_as_json(result, keep))
     _print(result, keep, output.results)
     if profile is not None and result.profile is not None and result.proposal is not None:
@@ -61,6 +64,7 @@ def _as_json(result: TuneResult, keep: float) -> dict[str, Any]:
         "traces": result.traces,
         "left_out": list(result.left_out),
         "tried": tried,
+        "crossover_budget": _crossover(result),
         "proposal": None
         if proposal is None
         else {
@@ -72,6 +76,11 @@ def _as_json(result: TuneResult, keep: float) -> dict[str, Any]:
             "shown_on": _plain(proposal.shown_on),
         },
     }
+
+
+def _crossover(result: TuneResult) -> float | None:
+    """The first budget, a part of the trace, from which eviction saves more than it costs; None: none does."""
+    return next((budget for (_, budget), tried in result.tried.items() if tried.pays), None)
 
 
 def _plain(balance: Balance) -> dict[str, Any]:
@@ -102,7 +111,7 @@ def _print(result: TuneResult, keep: float, console: Console) -> None:
             "" if tried.pays else "costs more than it saves",
         )
     console.print(table)
-    crossover = next((budget for (_, budget), tried in result.tried.items() if tried.pays), None)
+    crossover = _crossover(result)
     if crossover is not None:
         console.print(f"Eviction saves more than it costs from a budget of {crossover:.0%} of the trace on.")
     else:

@@ -33,6 +33,7 @@ def run_tune(
     *,
     model: str | None = None,
     most_traces: int | None = None,
+    longest_tokens: int = 4096,
     cache: Path | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> TuneResult:
@@ -43,7 +44,13 @@ def run_tune(
     """
     evaluation = Evaluation(
         EvaluateOptions(
-            model=model, generators=(), trace_files=trace_files, most_traces=most_traces, verify_part=0.0, cache=cache
+            model=model,
+            generators=(),
+            trace_files=trace_files,
+            most_traces=most_traces,
+            longest_tokens=longest_tokens,
+            verify_part=0.0,
+            cache=cache,
         ),
         progress,
     )
