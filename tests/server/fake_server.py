@@ -35,6 +35,11 @@ KEY = "key-of-one"
 """The API key of a server that has one."""
 
 
+def connection_threads() -> set[threading.Thread]:
+    """Of all clients in this process, those that other tests left open among them: compare before and after."""
+    return {thread for thread in threading.enumerate() if thread.name == "memdecay-remote"}
+
+
 def summary(call: CheckedCall) -> dict[str, Any]:
     """A retention summary as the engine core gives it."""
     hints = call.hints
