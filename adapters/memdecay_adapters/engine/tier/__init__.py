@@ -7,7 +7,7 @@ messages              what scheduler and worker say about it
 host_store            worker side: the slots, and copies in order; disk_pages are the slots on disk
 queries               worker side: keeps the newest queries of a turn
 worker_tier           worker side: does the copies before a step, and measures evidence after it
-cpu_tier, gpu_tier    where keys lie in a page (gpu_tier is not run on a GPU); runner_tier is what both need of vLLM's runner
+cpu_tier, gpu_tier    where keys lie in a page (gpu_tier is not run on a GPU); runner_tier: what both need of vLLM
 """
 
 from memdecay_adapters.engine.tier.settings import HostTier, Recall
