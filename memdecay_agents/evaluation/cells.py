@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from memdecay_agents.evaluation.outcomes import FactOutcome
-from memdecay_agents.evaluation.statistics import Interval, paired_difference
+from memdecay_agents.evaluation.statistics import Interval, paired_difference, proportion
 from memdecay_agents.evaluation.variants import BASELINES
 
 
@@ -38,8 +38,14 @@ class Cell:
     """In some of the traces pinned and protected pages fill more than half of the budget."""
 
     def as_json(self) -> dict[str, Any]:
-        """As in ``--json``."""
-        return asdict(self)
+        """As in ``--json``: with Wilson's 95 % intervals of the rates, [low, high]; None where nothing was asked."""
+        asked = {"correct": self.correct, "exact": self.exact}
+        return {
+            **asdict(self),
+            "survived_interval": _rounded(proportion(self.survived, self.facts)),
+            **{f"{name}_interval": _rounded(proportion(k, self.probes)) if self.probes else None
+               for name, k in asked.items()},
+        }  # fmt: skip
 
 
 def cells_of(outcomes: Iterable[FactOutcome]) -> list[Cell]:
@@ -160,6 +166,41 @@ def full_cache_difference(outcomes: Sequence[FactOutcome], policy: str = "memdec
     return {
         place: paired_difference(values, full.get((place.source, place.length), {})) for place, values in under.items()
     }
+
+
+class Mentions(NamedTuple):
+    """Survival of unpinned facts that a later message names again, and of those that none does, under one policy."""
+
+    stage: str
+    place: Place
+    policy: str
+    pinned: bool
+    mentioned_survived: int
+    mentioned: int
+    others_survived: int
+    others: int
+
+    def as_json(self) -> dict[str, Any]:
+        """As in ``--json``."""
+        return {**self.place._asdict(), **{k: v for k, v in self._asdict().items() if k != "place"}}
+
+
+def mentions(outcomes: Sequence[FactOutcome]) -> list[Mentions]:
+    """One row for each stage, place under a budget, and policy in whose traces a fact is named again, sorted."""
+    groups: dict[tuple[str, Place, str, bool], list[FactOutcome]] = {}
+    for o in outcomes:
+        if o.budget < 1.0 and o.region != "system" and o.stage != "recall":
+            groups.setdefault((o.stage, Place(o.source, o.length, o.budget), o.policy, o.pinned), []).append(o)
+    rows = []
+    for key, group in sorted(groups.items()):
+        again, others = ([o.survived for o in group if o.mentioned_again is wanted] for wanted in (True, False))
+        if again:
+            rows.append(Mentions(*key, sum(again), len(again), sum(others), len(others)))
+    return rows
+
+
+def _rounded(interval: Interval) -> list[float]:
+    return [round(interval.low, 4), round(interval.high, 4)]
 
 
 def _rate(values: dict[tuple[str, str], bool]) -> float:

@@ -15,6 +15,7 @@ from memdecay_agents.evaluation.cells import (
     cells_of,
     compare,
     full_cache_difference,
+    mentions,
     places,
 )
 from memdecay_agents.evaluation.outcomes import FactOutcome
@@ -90,6 +91,7 @@ class EvaluationResult:
             {**place._asdict(), "difference": _interval(interval)}
             for place, interval in sorted(full_cache_difference(self.outcomes).items())
         ]
+        made["mentioned_again"] = [row.as_json() for row in mentions(self.outcomes)]
         if recalled := recall_comparisons(self.outcomes):
             made["recall"] = [comparison.as_json() for comparison in recalled]
         return {**made, "skipped": list(self.skipped), **self.about}

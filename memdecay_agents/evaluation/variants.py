@@ -51,12 +51,15 @@ class Variant:
         return get_policy(self.policy, config)
 
 
-def variants_of(policies: tuple[str, ...] | None = None, settings: Mapping[str, Any] | None = None) -> list[Variant]:
+def variants_of(
+    policies: tuple[str, ...] | None = None, settings: Mapping[str, Any] | None = None, *, supersedes: bool = True
+) -> list[Variant]:
     """The variants of these policies (default: all): baselines with and without pins, the others with.
 
     Args:
         policies: names; None: all.
         settings: fields of the configuration of the default policy.
+        supersedes: whether the agents say what is superseded.
 
     Raises:
         ConfigError: an unknown policy.
@@ -70,7 +73,7 @@ def variants_of(policies: tuple[str, ...] | None = None, settings: Mapping[str, 
                 remedy="Use these names, separated by commas.",
             )
         if policy in BASELINES:
-            made.append(Variant(policy, pinned=False))
+            made.append(Variant(policy, pinned=False, supersedes=supersedes))
         given = (settings or {}) if policy == "memdecay" else {}
-        made.append(Variant(policy, pinned=policy != "full", settings=given))
+        made.append(Variant(policy, pinned=policy != "full", settings=given, supersedes=supersedes))
     return made

@@ -90,11 +90,41 @@ def test_verification_is_drawn_by_source_and_length(options):
 
 @pytest.mark.parametrize(
     "change",
-    [{"budgets": ()}, {"budgets": (1.5,)}, {"verify_part": 2.0}, {"seeds": ()}, {"policies": ("nonsense",)}],
+    [
+        {"budgets": ()},
+        {"budgets": (1.5,)},
+        {"verify_part": 2.0},
+        {"seeds": ()},
+        {"policies": ("nonsense",)},
+        {"shortest_tokens": 5000},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options, change):
     with pytest.raises(ConfigError):
         Evaluation(dataclasses.replace(options, **change))
+
+
+def test_traces_of_files_are_chosen_by_length_and_what_is_left_out_is_named(options, tokenizer, tmp_path):
+    path = tmp_path / "own.jsonl"
+    messages = [{"role": "user", "content": "pear " * n} for n in (40, 400, 4000)]
+    path.write_text("".join(json.dumps({"id": f"t{n}", "messages": [m]}) + "\n" for n, m in enumerate(messages)))
+    chosen = dataclasses.replace(options, generators=(), trace_files=(path,), shortest_tokens=200, longest_tokens=2000)
+    evaluation = Evaluation(chosen)
+    assert [trace.id for trace in evaluation.traces(facts_needed=False)] == ["t1"]
+    short, long = evaluation.skipped
+    assert "t0" in short
+    assert "fewer than 200" in short
+    assert "t2" in long
+    assert "at most" in long
+
+
+def test_what_agents_say_is_superseded_can_be_left_out(options):
+    said, unsaid = (Evaluation(dataclasses.replace(options, supersedes=flag)) for flag in (True, False))
+    assert {v.supersedes for v in said.variants} == {True}
+    assert {v.supersedes for v in unsaid.variants} == {False}
+    (trace, _) = said.traces()
+    assert said._key(trace) != unsaid._key(trace), "what was verified with flags is no answer without them"
+    assert unsaid.about([trace], [])["supersedes"] is False
 
 
 def test_the_cost_of_a_model_counts_its_matrices(model_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memdecay_agents.evaluation.cells import agreement, cells_of, compare, full_cache_difference, places
+from memdecay_agents.evaluation.cells import agreement, cells_of, compare, full_cache_difference, mentions, places
 from memdecay_agents.evaluation.figures import write_figures
 from memdecay_agents.evaluation.outcomes import FactOutcome
 from memdecay_agents.evaluation.report import (
@@ -23,7 +23,7 @@ from memdecay_agents.evaluation.statistics import bootstrap, paired_difference, 
 
 CELL_KEYS = {
     "source", "stage", "length", "budget", "policy", "pinned", "region", "facts", "survived", "probes", "correct",
-    "degenerate", "tier", "asking", "exact",
+    "degenerate", "tier", "asking", "exact", "survived_interval", "correct_interval", "exact_interval",
 }  # fmt: skip
 
 
@@ -84,6 +84,26 @@ def test_cells_count_what_survived_and_what_was_right():
     assert set(replay) == set(verify) == CELL_KEYS
     assert (replay["facts"], replay["survived"], replay["probes"], replay["degenerate"]) == (1, 1, 0, True)
     assert (verify["facts"], verify["survived"], verify["probes"], verify["correct"]) == (2, 1, 2, 1)
+    half = pytest.approx(proportion(1, 2)[1:], abs=1e-4)
+    assert (verify["survived_interval"], verify["correct_interval"]) == (half, half)
+    assert replay["correct_interval"] is replay["exact_interval"] is None
+
+
+def test_facts_that_are_mentioned_again_are_counted_beside_the_others():
+    outcomes = [
+        outcome("memdecay", True, fact="a", mentioned_again=True),
+        outcome("memdecay", False, fact="b", mentioned_again=True),
+        outcome("memdecay", True, fact="c"),
+        outcome("memdecay", True, fact="d", region="system", mentioned_again=True),
+        outcome("full", True, fact="a", budget=1.0, mentioned_again=True),
+        outcome("recency", True, fact="a"),
+    ]
+    assert [row.as_json() for row in mentions(outcomes)] == [
+        {
+            "stage": "replay", "source": "planted", "length": 450, "budget": 0.5, "policy": "memdecay", "pinned": True,
+            "mentioned_survived": 1, "mentioned": 2, "others_survived": 1, "others": 1,
+        }
+    ]  # fmt: skip
 
 
 def test_the_best_baseline_with_pins_is_the_one_to_beat():

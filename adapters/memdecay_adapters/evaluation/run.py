@@ -59,6 +59,10 @@ class EvaluateOptions:
     """Part of the traces of each source and length that are verified with the real engine; 0: none."""
     longest_tokens: int = 4096
     """Longer traces of files are left out."""
+    shortest_tokens: int = 1
+    """Shorter traces of files are left out."""
+    supersedes: bool = True
+    """Whether the agents say what is superseded."""
     tier: Literal["off", "host"] = "off"
     """"host": only the recall stage, with evicted pages in host memory and without."""
     askings: tuple[Asking, ...] = ASKINGS
@@ -90,6 +94,12 @@ class EvaluateOptions:
             raise ConfigError(
                 where="--verify", rule=f"{self.verify_part} is no part", remedy="Give a number from 0 to 1."
             )
+        if self.shortest_tokens > self.longest_tokens:
+            raise ConfigError(
+                where="--shortest",
+                rule=f"{self.shortest_tokens} is more than --longest {self.longest_tokens}: no trace is both",
+                remedy="Give --longest at least as many tokens.",
+            )
         if not self.trace_files and not (self.generators and self.seeds and self.lengths):
             raise ConfigError(
                 where="memdecay evaluate",
@@ -115,7 +125,9 @@ class Evaluation:
         self.skipped: list[str] = []
         policies = options.policies or (("full", "memdecay") if options.tier == "host" else None)
         profile = None if options.profile is None else ProfileFile.load(options.profile)
-        self.variants = variants_of(policies, {} if profile is None else profile.settings())
+        self.variants = variants_of(
+            policies, {} if profile is None else profile.settings(), supersedes=options.supersedes
+        )
         folder = options.cache or cache_folder() / "eval"
         self.recorder = AttentionRecorder(self.model_path, self.config, folder / "recordings")
         engine = Path(memdecay_adapters.engine.__file__).parent
@@ -161,6 +173,10 @@ class Evaluation:
                 self.skipped.append(f"{trace.source} {trace.id}: it holds no facts")
             elif tokens.n_tokens > (longest if trace.source not in self.options.generators else context - 256):
                 self.skipped.append(f"{trace.source} {trace.id}: {tokens.n_tokens} tokens, at most {longest} are read")
+            elif trace.source not in self.options.generators and tokens.n_tokens < self.options.shortest_tokens:
+                self.skipped.append(
+                    f"{trace.source} {trace.id}: {tokens.n_tokens} tokens, fewer than {self.options.shortest_tokens}"
+                )
             else:
                 made.append(tokens)
         return made
@@ -245,7 +261,7 @@ class Evaluation:
             trace.source,
             hashlib.sha256(trace.token_ids.tobytes()).hexdigest(),
             [fact.id for fact in trace.facts],
-            [[v.label, v.pinned, v.config().model_dump_json(), budget] for v, budget in self.todo(trace)],
+            [[v.label, v.pinned, v.supersedes, v.config().model_dump_json(), budget] for v, budget in self.todo(trace)],
         ]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
@@ -281,6 +297,7 @@ class Evaluation:
             "right_where_lost": _rate([o for o in asked if not o.survived]),
             "chance": 0.125,
             "seeds": list(self.options.seeds),
+            "supersedes": self.options.supersedes,
             "profile": None if self.options.profile is None else self.options.profile.name,
             "versions": versions(),
             "machine": machine(),
