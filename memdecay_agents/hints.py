@@ -92,6 +92,10 @@ class RequestHints(BaseModel):
     needs_next: RecallWish | None = None
     """The same for the session's next turn."""
 
+    repair_tokens: Annotated[int, Field(gt=0, le=_MAX_INDEX)] | None = None
+    """Not a turn: the prompt is the session's history, of which at most so many of the newest tokens are computed again
+    while everything that left is back from host memory; then the session is brought down to its budget again."""
+
     @_model_validator(mode="wrap")
     @classmethod
     def _own_errors(cls, data: Any, handler: ModelWrapValidatorHandler[RequestHints]) -> RequestHints:
@@ -180,7 +184,7 @@ class RequestHints(BaseModel):
         message["messages"] = [list(one) for one in self.messages]
         if not self.messages:
             del message["messages"]
-        for name in ("budget", "rewind", "output_region", "recall", "needs_next"):
+        for name in ("budget", "rewind", "output_region", "recall", "needs_next", "repair_tokens"):
             if getattr(self, name) == RequestHints.model_fields[name].default:
                 del message[name]
         message["spans"] = [[span.start, span.end, span.region, int(span.flags)] for span in merge_adjacent(self.spans)]

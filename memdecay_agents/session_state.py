@@ -90,6 +90,8 @@ class SessionState:
         """Pages of the budget that plans leave free where unpinned pages can make them so; set by the engine."""
         self.kept_pages: frozenset[int] = frozenset()
         """Pages that came back, or were asked for, for this turn: protected until the next one begins."""
+        self.sound_tokens = 0
+        """Up to here the newest tokens were computed with every page of the session there: see `recompute_from`."""
         self._view: PageView | None = None
 
     @property
@@ -147,7 +149,16 @@ class SessionState:
         if n_tokens < self.tokens.n_tokens:
             self._note_rewind(n_tokens)
             self.tokens.truncate(n_tokens)
+            self.sound_tokens = min(self.sound_tokens, n_tokens)
             self.ledger.rewound(self.key, -(-n_tokens // self.config.page_size_tokens))
+
+    def recompute_from(self, n_tokens: int) -> None:
+        """Pages wholly beyond ``n_tokens`` tokens are given back, to be computed again.
+
+        No turn begins and no clock ticks: regions, clocks and attention of these tokens stay.
+        """
+        self._note_rewind(n_tokens)
+        self.ledger.rewound(self.key, -(-n_tokens // self.config.page_size_tokens))
 
     def on_computed(self, n_new_positions: int, n_generated: int) -> None:
         """The engine computed KV for the next positions and sampled ``n_generated`` tokens."""
@@ -184,7 +195,7 @@ class SessionState:
         """The session lost all its pages (preemption): clocks, attention and pages start again."""
         self._note_rewind(0)
         self.tokens.reset_cache()
-        self.steps = 0
+        self.steps = self.sound_tokens = 0
         self.close()
 
     def close(self) -> None:

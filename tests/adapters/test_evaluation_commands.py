@@ -80,7 +80,7 @@ class FakeVerifier:
 
     started: ClassVar[list[str]] = []
 
-    def __init__(self, model, longest_tokens, tier, recall):
+    def __init__(self, model, longest_tokens, tier, recall, repair_tokens):
         self.started.append(tier)
         self.tier = tier
 

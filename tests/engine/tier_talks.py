@@ -49,6 +49,8 @@ class Talk:
         self.engine, self.thread, self.seed = engine, thread, seed
         self.tokens = ids(first_tokens, seed)
         self.turns = 0
+        self.repairs: list[tuple[int, int]] = []
+        """Of each repair: how many moves there were before it, and the token from which all was computed again."""
 
     def turn(self, params: SamplingParams | None = None, question: int = 40, **fields: object):
         if self.turns:
@@ -60,6 +62,14 @@ class Talk:
         self.tokens = [*self.prompt, *self.result.token_ids]
         return self.result
 
+    def repair(self, **fields: object):
+        """Repair the session; None if there was nothing to do."""
+        before = len(self.moves)
+        done = self.engine.repair(self.thread, **fields)
+        if done:
+            self.repairs.append((before, done[0].continued_tokens))
+        return done[0] if done else None
+
     @property
     def moves(self):
         return self.engine.ledger().moves(self.result.retention.session)
@@ -70,6 +80,8 @@ class Talk:
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
         moves = self.moves if moves is None else moves
         for number, move in enumerate(moves):
+            for _, first in (repair for repair in self.repairs if repair[0] == number):
+                hidden[first:] = False  # everything is there while it is computed again
             mine = [other for other in moves[number:] if other.request_id == move.request_id]
             after = [other.computed_tokens for other in mine if other.parts.get("evidence")]
             first = min([move.computed_tokens, *after])  # what is computed again sees what left while it was first

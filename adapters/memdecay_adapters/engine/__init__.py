@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from memdecay_adapters.engine.results import GenerationChunk, GenerationResult, RetentionSummary
     from memdecay_adapters.engine.shared import shared_engine
     from memdecay_adapters.engine.stream import RequestStream
-    from memdecay_adapters.engine.tier import HostTier, Recall
+    from memdecay_adapters.engine.tier import HostTier, Recall, Repair
 
 _HOME = {
     "GenerationChunk": "results",
@@ -39,6 +39,7 @@ _HOME = {
     "HostTier": "tier",
     "MemDecayEngine": "engine",
     "Recall": "tier",
+    "Repair": "tier",
     "RequestStream": "stream",
     "RetentionSummary": "results",
     "shared_engine": "shared",
@@ -51,6 +52,7 @@ __all__ = [
     "HostTier",
     "MemDecayEngine",
     "Recall",
+    "Repair",
     "RequestStream",
     "RetentionSummary",
     "shared_engine",

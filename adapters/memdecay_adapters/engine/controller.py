@@ -75,6 +75,8 @@ class EvictionController(StepEvidence):
             if not tracked.retains:
                 return ()
             self._state_of(tracked).kept_pages = frozenset()
+        elif tracked.repairs and tracked.has_begun:
+            return ()  # everything is there until it has ended
         elif processed_tokens < tracked.recall.rerun_until and not tracked.is_decoding(processed_tokens):
             return ()  # the turn is computed again with what it holds
         elif tracked.is_decoding(processed_tokens):
@@ -92,7 +94,8 @@ class EvictionController(StepEvidence):
             tracked.shortfall_pages = plan.shortfall_pages
             self.events.note(SHORTFALLS, state.agent, level=logging.WARNING, request=request_id,
                              shortfall_pages=plan.shortfall_pages, detail=plan.refusal)  # fmt: skip
-        freed = self.book(request_id, plan, processed_tokens, EvictionReason.over_budget)
+        reason = EvictionReason.swapped_out if tracked.repairs else EvictionReason.over_budget
+        freed = self.book(request_id, plan, processed_tokens, reason)
         if freed:
             self.events.count(PLANNING_SECONDS, by=time.perf_counter_ns() - started)
         return freed

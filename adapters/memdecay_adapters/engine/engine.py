@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 from memdecay_adapters.engine.determinism import check_deterministic_sampling, deterministic_arguments
 from memdecay_adapters.engine.engine_accounts import Accounts, weak_snapshot
 from memdecay_adapters.engine.engine_explain import Explaining
+from memdecay_adapters.engine.engine_repair import Repairing, new_repairs, while_idle
 from memdecay_adapters.engine.engine_sessions import DEFAULT_TENANT, Sessions
 from memdecay_adapters.engine.looking import Looking
 from memdecay_adapters.engine.page_size import choose_page_size
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class MemDecayEngine(Accounts, Sessions, Looking, Explaining):
+class MemDecayEngine(Accounts, Sessions, Repairing, Looking, Explaining):
     """A vLLM engine in this process that evicts pages of running requests by region.
 
     One thread owns vLLM; any thread and any event loop may submit, and concurrent requests are batched
@@ -157,7 +158,8 @@ class MemDecayEngine(Accounts, Sessions, Looking, Explaining):
             self._internals = EngineInternals(self._thread.engine)
             self._metrics = registry_of(weak_snapshot(self))
             self._thread.take_summary = self._internals.controller.take_summary
-            self._thread.on_idle = self._internals.controller.expire
+            self._repairs = new_repairs(self._internals, self.host_tier)
+            self._thread.on_idle = while_idle(self._internals, self._repairs, self._thread)
         except BaseException:
             self._thread.close()
             raise

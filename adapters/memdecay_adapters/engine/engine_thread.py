@@ -62,7 +62,8 @@ class EngineThread:
         self.take_summary: Callable[[str], RetentionSummary | None] = lambda internal_id: None
         """Where an ended request's retention summary is fetched: vLLM's output has none after a stop string."""
         self.on_idle: Callable[[], float | None] = lambda: None
-        """Called whenever nothing runs and nothing is asked; returns after how many seconds to call it again."""
+        """Called whenever nothing runs and nothing is asked; returns after how many seconds to call it again. It may
+        add requests of the engine's own, whose output nobody reads."""
         self._closing = False
         self._lock = threading.RLock()  # request_close may be called by the garbage collector, inside _send
         self._thread = threading.Thread(target=self._main, name="memdecay-engine", daemon=True)
@@ -189,9 +190,12 @@ class EngineThread:
     def _take_commands(self) -> bool:
         """Run waiting commands; wait for one while nothing runs. False: the engine is to close."""
         while True:
-            wait = not self.engine.has_unfinished_requests()
+            wait, seconds = not self.engine.has_unfinished_requests(), None
+            if wait:
+                seconds = self._idle_seconds()
+                wait = not self.engine.has_unfinished_requests()  # idle time may have found something to do
             try:
-                command = self._commands.get(block=wait, timeout=self._idle_seconds() if wait else None)
+                command = self._commands.get(block=wait, timeout=seconds)
             except queue.Empty:
                 if wait:
                     continue

@@ -12,6 +12,7 @@ from memdecay_adapters.engine.platform_parts import usable_parts
 from memdecay_adapters.engine.settings import EngineSettings
 from memdecay_adapters.engine.tier.settings import HostTier
 from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.errors import UnsupportedError
 
 
 def vllm_arguments(
@@ -44,8 +45,15 @@ def vllm_arguments(
         what the platform asks for beside them.
 
     Raises:
-        UnsupportedError: a platform that is not served, or CUDA without ``allow_untested_gpu``.
+        UnsupportedError: a platform that is not served, CUDA without ``allow_untested_gpu``, or a tier with repair, for
+            which the engine has to be embedded.
     """
+    if host_tier is not None and host_tier.repair is not None:
+        raise UnsupportedError(
+            where="host_tier.repair",
+            rule="sessions are repaired by the embedded engine, which sees when nothing runs; a plain vLLM never would",
+            remedy="Leave repair out, or serve with MemDecayEngine.",
+        )
     settings = EngineSettings(
         config=choose_page_size(config or MemDecayConfig(), {"dtype": dtype}),
         keep_sessions=keep_sessions,

@@ -70,7 +70,8 @@ class SessionEnds(RequestAdmission):
         if tracked is None:
             return None
         self.admission.release(request_id)
-        self._holders.pop(tracked.home, None)
+        if self._holders.get(tracked.home) == request_id:
+            del self._holders[tracked.home]
         never = tracked.home._replace(branch=f"{tracked.home.branch}~{request_id}")
         state = tracked.state or self._new_state(tracked, never)  # it may never have been scheduled
         if tracked.recall.rerun_until:  # ended while its prompt was computed again: the rest is of before
@@ -78,15 +79,24 @@ class SessionEnds(RequestAdmission):
         state.kept_pages = frozenset()
         summary = summarise(tracked, state, self.page_size_tokens)
         self._summaries[request_id] = summary
-        self.events.count(TURNS, summary.agent)
-        self.agents.add(summary)
+        if not tracked.repairs:
+            self.events.count(TURNS, summary.agent)
+            self.agents.add(summary)
         if len(self._summaries) > MAX_SUMMARIES:
             self._summaries.popitem(last=False)
         computed = state.tokens.computed_tokens
         if tracked.retains and computed:
             token_ids = np.asarray(tracked.request.all_token_ids[:computed], dtype=np.int64)
+            before = tracked.repaired if tracked.repairs else None
             self._retiring[request_id] = RetainedSession(
-                tracked.home, state, token_ids, tracked.clean_pages, 0, tracked.request.num_prompt_tokens
+                tracked.home,
+                state,
+                token_ids,
+                tracked.clean_pages,
+                0,
+                tracked.request.num_prompt_tokens if before is None else before.prompt_tokens,
+                hints=tracked.hints if before is None else before.hints,
+                repair_tried=before is not None,
             )
             if self.tier is not None and tracked.hints.needs_next is not None:
                 self.tier.wish(state, tracked.hints.needs_next)
@@ -109,7 +119,7 @@ class SessionEnds(RequestAdmission):
             self.events.note(PREEMPTIONS, tracked.hints.agent, level=logging.WARNING, request=request_id)
             self.admission.release(request_id)
             tracked.clean_pages, tracked.in_worker, tracked.settled_pages = None, False, 0
-            tracked.recall.rerun_until = 0
+            tracked.recall.rerun_until, tracked.repairs = 0, False  # all of it is computed again
             if self.tier is not None:
                 self.tier.catalogue.drop(tracked.state.key)
             tracked.state.reset_cache()

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memdecay_adapters.engine.block_rows import Block, held_pages
+from memdecay_agents.hints import RequestHints
 from memdecay_agents.session_state import SessionState
 from memdecay_agents.sessions import SessionId
 
@@ -47,6 +48,10 @@ class RetainedSession:
     blocks: list[Block] = field(default_factory=list)
     """The row in logical order; evicted pages hold the null block."""
     idle_since_seconds: float = 0.0
+    hints: RequestHints | None = None
+    """Of its last turn."""
+    repair_tried: bool = False
+    """Whether a repair was tried since its last turn."""
 
     @property
     def held_pages(self) -> list[int]:
@@ -56,12 +61,30 @@ class RetainedSession:
     def clean_pages_at(self, tokens: int, page_size_tokens: int) -> int | None:
         """``clean_pages`` once the session is rewound to ``tokens``: what is computed next sees the holes that remain.
 
-        None where none remains: then it sees its whole context again.
+        None where none remains and all that is kept saw its whole context: then what comes next does, too. A page
+        that came back closes its hole, but what was computed while it was away stays what it is.
         """
+        if self.clean_pages is None:
+            return None
         row = self.blocks[: -(-tokens // page_size_tokens)]
-        if self.clean_pages is None or not any(block.is_null for block in row):
+        if tokens <= self.clean_pages * page_size_tokens and not any(block.is_null for block in row):
             return None
         return min(self.clean_pages, tokens // page_size_tokens)
+
+    def repair_from(self, last_tokens: int, page_size_tokens: int) -> int:
+        """The first token that a repair computes again; the number of tokens: there is nothing to repair.
+
+        Not what saw its whole context, when it was first computed or in a repair before.
+
+        Args:
+            last_tokens: the most that is computed again.
+            page_size_tokens: tokens in a page.
+        """
+        n_tokens = len(self.token_ids)
+        if self.clean_pages is None:
+            return n_tokens
+        sound = max(self.clean_pages * page_size_tokens, self.state.sound_tokens)
+        return min(max(n_tokens - last_tokens, sound), n_tokens)
 
 
 class Match(NamedTuple):
@@ -132,13 +155,13 @@ class SessionStore:
         best: Match | None = None
         for session in self.of(session_id):
             shared = common_prefix(session.token_ids, ids)
-            tokens = self._usable(session, min(shared, len(ids) - 1))
+            tokens = self.usable(session, min(shared, len(ids) - 1))
             enough = 1 if shared == len(session.token_ids) else max(least_tokens, 1)  # all of it is an extension
             if tokens >= enough and (best is None or tokens >= best.tokens):
                 best = Match(session, tokens, shared)
         return best
 
-    def _usable(self, session: RetainedSession, shared: int) -> int:
+    def usable(self, session: RetainedSession, shared: int) -> int:
         """How much of a shared prefix can be continued without writing into a page that is not ours alone."""
         page, offset = divmod(shared, self.page_size_tokens)
         if offset == 0 or shared == len(session.token_ids):

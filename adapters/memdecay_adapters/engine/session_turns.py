@@ -21,7 +21,7 @@ from memdecay_adapters.engine.events import (
 )
 from memdecay_adapters.engine.request_admission import NO_AGENT
 from memdecay_adapters.engine.session_ends import SessionEnds
-from memdecay_adapters.engine.session_store import RetainedSession, common_prefix
+from memdecay_adapters.engine.session_store import Match, RetainedSession, common_prefix
 from memdecay_adapters.engine.tracked_request import Divergence, Request, TrackedRequest
 from memdecay_agents.budgets import must_stay_pages
 from memdecay_agents.errors import IntegrityError, MemDecayError, SpanError
@@ -54,17 +54,22 @@ class SessionTurns(SessionEnds):
             self._plain[request.request_id] = (request, next(self._numbers))
             return
         home = hints.session_id
-        # No thread, or the session is held by a request that still runs: a session of this one turn.
-        alone = not home.thread_id or home in self._holders
+        # No thread, or the session is held by a turn that still runs: a session of this one turn.
+        holder = self._requests.get(self._holders.get(home, ""))
+        waits_for = holder.request.request_id if holder is not None and holder.repairs else ""
+        alone = not home.thread_id or (home in self._holders and not waits_for)
         if alone:
             home = home._replace(branch=f"{home.branch}~{request.request_id}")
         budget = hints.agent_budget(self.config) if self.policy.evicts else None
         self._holders[home] = request.request_id
+        retains = self._keep_sessions and not alone
         self._requests[request.request_id] = TrackedRequest(
             request,
             hints,
             home,
-            retains=self._keep_sessions and not alone,
+            retains=retains,
+            repairs=hints.repair_tokens is not None and retains and self.tier is not None,
+            waits_for=waits_for,
             budget=budget,
             number=next(self._numbers),
             must_stay_pages=must_stay_pages(hints, request.num_prompt_tokens, request.max_tokens, self.config),
@@ -99,12 +104,14 @@ class SessionTurns(SessionEnds):
         if tracked is None:
             return 0 if self.admits_plain(request.request_id) else None
         tracked.match = tracked.replaces = None  # an earlier attempt's session may be gone by now
-        if not self.admits(tracked):
+        if tracked.waits_for in self._requests or not self.admits(tracked):
             return None
         if tracked.state is not None or not tracked.retains or request.skip_reading_prefix_cache:
             return 0  # vLLM ignores an answer to a request that reads no cache: it begins anew
         least = min(tracked.hints.spans[0].end, request.num_prompt_tokens - 1)
         match = self.sessions.match(tracked.home, request.prompt_token_ids, least)
+        if tracked.repairs:
+            match = self._match_to_repair(tracked, match, cached_tokens)
         if match is None:
             return 0
         if match.edits_prompt and tracked.hints.rewind == "recompute":
@@ -112,6 +119,21 @@ class SessionTurns(SessionEnds):
             return 0
         tracked.match = match if match.tokens >= cached_tokens else None
         return tracked.match.tokens - cached_tokens if tracked.match is not None else 0
+
+    def _match_to_repair(self, tracked: TrackedRequest, match: Match | None, cached_tokens: int) -> Match | None:
+        """Where a repair begins. A session that is not the prompt's is not repaired: then the request is a turn.
+
+        Args:
+            tracked: the repair.
+            match: the session that it continues.
+            cached_tokens: length of the prefix-cache hit; no repair begins within it.
+        """
+        asked = tracked.hints.repair_tokens
+        if match is None or match.diverges or asked is None or tracked.request.num_prompt_tokens != match.shared:
+            tracked.repairs = False
+            return match
+        first = min(match.session.repair_from(asked, self.page_size_tokens), match.shared - 1)
+        return match._replace(tokens=max(self.sessions.usable(match.session, first), cached_tokens))
 
     def continue_session(self, request_id: str) -> RetainedSession:
         """The request takes over the idle session that it matched, rewound to the shared prefix."""
@@ -127,13 +149,17 @@ class SessionTurns(SessionEnds):
             self._note_divergence(tracked, match.session, match.shared, "rewound")
         retained = self.sessions.take(match.session)
         state, hints = retained.state, tracked.hints
-        rest = clip(hints.spans, match.tokens, tracked.request.num_prompt_tokens)
         if self.tier is not None:
             self.tier.rewind(state, match.tokens)
-        state.begin_turn(
-            hints.model_copy(update={"base": match.tokens, "spans": tuple(rest)}), tracked.request.num_prompt_tokens
-        )
-        state.tokens.relabel(clip(hints.spans, 0, match.tokens))
+        if tracked.repairs:
+            tracked.repaired = retained
+            state.recompute_from(match.tokens)
+            tracked.recall.decided, tracked.recall.rerun_until = True, tracked.request.num_prompt_tokens
+        else:
+            rest = clip(hints.spans, match.tokens, tracked.request.num_prompt_tokens)
+            begun = hints.model_copy(update={"base": match.tokens, "spans": tuple(rest)})
+            state.begin_turn(begun, tracked.request.num_prompt_tokens)
+            state.tokens.relabel(clip(hints.spans, 0, match.tokens))
         tracked.state, tracked.match, tracked.continued_tokens = state, None, match.tokens
         self.events.count(CONTINUED_TOKENS, state.agent, by=match.tokens)
         tracked.clean_pages = retained.clean_pages_at(match.tokens, self.page_size_tokens)

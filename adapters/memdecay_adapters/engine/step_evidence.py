@@ -61,7 +61,9 @@ class StepEvidence(SessionTurns):
                 self.live.step(tracked.home.tenant, tracked.hints.agent, tokens, generated)
             elif computed >= tracked.recall.rerun_until:
                 tracked.recall.rerun_until = 0  # its positions and its token were counted when they first came
-            if not self.policy.uses_attention:
+                if tracked.recall.mends:
+                    self._state_of(tracked).sound_tokens = computed
+            if tracked.repairs or not self.policy.uses_attention:
                 continue
             if queries := tracked.queries_to_observe(tokens, self.config, beside_others=any_due):
                 observe[request_id] = queries

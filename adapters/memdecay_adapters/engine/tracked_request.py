@@ -79,6 +79,12 @@ class TrackedRequest:
     """The idle session that an edited history makes useless (``rewind="recompute"``)."""
     divergence: Divergence | None = None
     """Where the prompt departs from the session's history."""
+    repairs: bool = False
+    """Whether it is no turn: it computes the session's newest tokens again (`RequestHints.repair_tokens`)."""
+    repaired: RetainedSession | None = None
+    """The session that it repairs, as it was."""
+    waits_for: str = ""
+    """The request that repairs its session: it is waited for."""
     in_worker: bool = False
     """Whether the worker knows its row: it was scheduled in an earlier step and not preempted since."""
     clean_pages: int | None = None

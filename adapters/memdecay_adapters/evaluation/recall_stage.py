@@ -47,6 +47,7 @@ class RecallVerifier(EngineVerifier):
         longest_tokens: of the traces.
         tier: whether it has one.
         recall: how pages come back.
+        repair_tokens: newest tokens that are computed again after each turn; None: none.
         engine_args: laid over those chosen for a verification.
     """
 
@@ -56,9 +57,11 @@ class RecallVerifier(EngineVerifier):
         longest_tokens: int,
         tier: Literal["off", "host"],
         recall: Recall | None = None,
+        repair_tokens: int | None = None,
         engine_args: dict[str, Any] | None = None,
     ) -> None:
         self.tier: Literal["off", "host"] = tier
+        self.repair_tokens = repair_tokens if tier == "host" else None
         host_tier = HostTier(max_bytes=TIER_BYTES, recall=recall or Recall()) if tier == "host" else None
         super().__init__(model, longest_tokens, engine_args, host_tier=host_tier)
 
@@ -83,6 +86,14 @@ class RecallVerifier(EngineVerifier):
                     made += self._answers(streamed, asked, asking)
             self.engine.close_sessions()
         return made
+
+    def after_turn(self, runs: Sequence[Run]) -> None:
+        """Repair the sessions, as an engine does of itself while an agent waits for its tool."""
+        if self.repair_tokens is not None:
+            for run in runs:
+                self.engine.repair(
+                    run.id.thread_id, agent=run.id.agent_path, tenant=run.id.tenant, last_tokens=self.repair_tokens
+                )
 
     def _questions(self, trace: TokenTrace, asking: Asking) -> Iterator[_Asked]:
         tokenizer = self.engine.tokenizer
@@ -179,6 +190,7 @@ def run_recall(
     recall: Recall,
     store: OutcomeStore,
     progress: Callable[[str, int, int], None],
+    repair_tokens: int | None = None,
 ) -> list[FactOutcome]:
     """The whole stage: without a tier, then with one; pieces that are in the store are not done again.
 
@@ -189,6 +201,7 @@ def run_recall(
         recall: how pages come back.
         store: of finished pieces.
         progress: told the stage, the tokens that are done and all tokens.
+        repair_tokens: see `RecallVerifier`.
     """
     outcomes: list[FactOutcome] = []
     total, done = 2 * sum(trace.n_tokens for trace, _ in work), 0
@@ -196,12 +209,11 @@ def run_recall(
         pieces = []
         for trace, variants in work:
             todo = [(variant, budget) for variant, budget in variants if budget is not None or tier == "off"]
-            pieces.append(
-                (trace, todo, _key(resolve_model(model), trace, recall if tier == "host" else None, todo, askings))
-            )
+            how = (recall, repair_tokens) if tier == "host" else (None, None)
+            pieces.append((trace, todo, _key(resolve_model(model), trace, how, todo, askings)))
         missing = [trace for trace, _, key in pieces if key not in store]
         longest = max((trace.n_tokens for trace in missing), default=0)
-        verifier = RecallVerifier(model, longest, tier, recall) if missing else None
+        verifier = RecallVerifier(model, longest, tier, recall, repair_tokens) if missing else None
         try:
             for trace, todo, key in pieces:
                 progress("recall", done, total)
@@ -218,11 +230,12 @@ def run_recall(
 def _key(
     model_path: str,
     trace: TokenTrace,
-    recall: Recall | None,
+    how: tuple[Recall | None, int | None],
     todo: Sequence[tuple[Variant, float | None]],
     askings: Sequence[Asking],
 ) -> str:
     facts = [(fact.id, fact.asked_as, fact.question and fact.question.stem) for fact in trace.facts]
     variants = [(variant.label, variant.config().model_dump_json(), budget) for variant, budget in todo]
-    what = [model_path, trace.id, trace.token_ids.tobytes().hex(), facts, recall and recall.model_dump_json()]
-    return hashlib.sha256(repr([*what, variants, list(askings)]).encode()).hexdigest()
+    what = [model_path, trace.id, trace.token_ids.tobytes().hex(), facts, how[0] and how[0].model_dump_json()]
+    repaired = [] if how[1] is None else [how[1]]
+    return hashlib.sha256(repr([*what, *repaired, variants, list(askings)]).encode()).hexdigest()

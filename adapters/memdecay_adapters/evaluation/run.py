@@ -75,6 +75,8 @@ class EvaluateOptions:
     """Tokens of an answer after which it is asked again, in the recall stage."""
     reserve_pages: int = 0
     """Of the budget, kept free for them, in the recall stage."""
+    repair_tokens: int | None = None
+    """Newest tokens that are computed again after each turn, in the recall stage."""
     cache: Path | None = None
 
     def check(self) -> None:
@@ -252,7 +254,9 @@ class Evaluation:
             least_share=options.least_share,
             every_tokens=options.recall_every,
         )
-        return run_recall(self.options.model, work, self.options.askings, recall, self.store, self.progress)
+        return run_recall(
+            self.options.model, work, self.options.askings, recall, self.store, self.progress, options.repair_tokens
+        )
 
     def _key(self, trace: TokenTrace) -> str:
         about = [
@@ -297,6 +301,7 @@ class Evaluation:
             "right_where_lost": _rate([o for o in asked if not o.survived]),
             "chance": 0.125,
             "seeds": list(self.options.seeds),
+            "repair_tokens": self.options.repair_tokens,
             "supersedes": self.options.supersedes,
             "profile": None if self.options.profile is None else self.options.profile.name,
             "versions": versions(),

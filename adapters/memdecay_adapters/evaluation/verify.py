@@ -199,8 +199,12 @@ class EngineVerifier:
             if len(alive) == 1:
                 requests.append(_twin(requests[0]))
             alive = [run for run, _ in self.serve(requests) if run in alive]
+            self.after_turn(alive)
             progress(turn.end - (trace.turns()[number - 1].end if number else 0))
         return alive
+
+    def after_turn(self, runs: Sequence[Run]) -> None:
+        """Called when a turn of these runs has ended; does nothing here."""
 
     def _ask(
         self, runs: Sequence[Run], progress: Callable[[int], None]

@@ -3,6 +3,7 @@
 settings, heads       what the user chooses: bytes, recall by evidence; its heads are checked against the model
 catalogue, book       scheduler side: which page lies in which slot of the tier, and the copies that make it so
 swaps, turn, wishing  scheduler side: what changes places, by wish or by evidence; scheduler rewinds the turn
+repairs               scheduler side: which session is repaired between its turns, and the request that does it
 messages              what scheduler and worker say about it
 host_store            worker side: the slots, and copies in order; disk_pages are the slots on disk
 queries               worker side: keeps the newest queries of a turn
@@ -10,6 +11,6 @@ worker_tier           worker side: does the copies before a step, and measures e
 cpu_tier, gpu_tier    where keys lie in a page (gpu_tier is not run on a GPU); runner_tier: what both need of vLLM
 """
 
-from memdecay_adapters.engine.tier.settings import HostTier, Recall
+from memdecay_adapters.engine.tier.settings import HostTier, Recall, Repair
 
-__all__ = ["HostTier", "Recall"]
+__all__ = ["HostTier", "Recall", "Repair"]

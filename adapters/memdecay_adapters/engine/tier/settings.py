@@ -47,6 +47,20 @@ class Recall(BaseModel):
         return heads.heads if isinstance(heads, RetrievalHeads) else heads
 
 
+class Repair(BaseModel):
+    """Repair between two turns: tokens that were computed while others were evicted are computed again with everything
+    there, while the agent waits for a tool. Everything that left comes back for it, beyond the budget, and goes again;
+    in a pool without room for that nothing is done."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    last_tokens: int = Field(default=512, ge=1)
+    """At most so many of the newest tokens are computed again; never those that a repair before has computed."""
+    idle_seconds: float | None = Field(default=0.2, ge=0)
+    """A session is repaired when the engine has had nothing to do, and its turn has been over, for so long; a turn that
+    comes meanwhile waits until the repair is done. None: only when asked, by `MemDecayEngine.repair`."""
+
+
 class HostTier(BaseModel):
     """Host memory for evicted pages, and a file behind it."""
 
@@ -65,6 +79,8 @@ class HostTier(BaseModel):
     """Keep a checksum of each page and check it when the page comes back: a page that changed stops the engine."""
     recall: Recall | None = None
     """Recall by evidence; None: pages come back only when they are asked for."""
+    repair: Repair | None = None
+    """Repair between turns, by an embedded engine; None: what was computed under eviction stays as it is."""
 
     @model_validator(mode="after")
     def _agents_within_all(self) -> HostTier:

@@ -1,12 +1,13 @@
 """Pages change places between the device and the tier: at a turn's start by wish, after its prompt by evidence.
 
     start of a turn   pages wished for come back, the lowest in the policy's order make room      nothing is computed
+    between turns     everything comes back, beyond the budget, until the newest tokens are computed again (a repair)
     end of its prompt evidence of the newest queries -> plan_swap -> the same number out and in   the turn runs again
     in its answer     the same every so many tokens, if that is wanted                            so many run again
 
-A swap never adds a page to what the request holds beyond its budget; a reserve takes pages for which none has to leave.
-Recent pages before what is computed again leave last. What came back stays for this turn, unless the budget cannot be
-met otherwise, or until its answer is asked again.
+But for a repair a swap adds no page to what the request holds beyond its budget; a reserve takes pages for which none
+has to leave. Recent pages before what is computed again leave last. What came back stays for this turn, unless the
+budget cannot be met otherwise, or until its answer is asked again.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ class Swaps:
             return
         tracked, state = found
         tracked.recall.begun = True
+        if tracked.repairs:
+            self._bring_all(tracked, state)
+            return
         if self.probing is not None and self.probing.may_ask(tracked):
             page, request = state.config.page_size_tokens, tracked.request
             first = self.probing.rerun_from(tracked) // page
@@ -66,6 +70,23 @@ class Swaps:
         wish = self._book.take_wish(state) + (tracked.hints.recall or RecallWish())
         if wish:
             self._grant(tracked, state, wish)
+
+    def _bring_all(self, tracked: TrackedRequest, state: SessionState) -> None:
+        """For a repair everything comes back that the tier has, beyond the budget, if the pool has room for it.
+
+        Others may take those pages again while it runs: they are not kept.
+        """
+        request = tracked.request
+        row, page = self._cache.row(request.request_id), state.config.page_size_tokens
+        away = [one for one in self._book.catalogue.away(state.key) if one.page < len(row)]
+        to_compute = request.num_prompt_tokens // page + 1 - len(row)
+        if len(away) + to_compute > self._cache.free_page_count():
+            self._note(tracked, state, "repair", {}, "no_room")
+            return
+        kept = state.kept_pages
+        brought = self._moves.swap(tracked, state, row, away, 0, tracked.continued_tokens)
+        state.kept_pages, tracked.recall.mends = kept, True
+        self._note(tracked, state, "repair", brought, "swapped" if brought else "nothing")
 
     def _grant(self, tracked: TrackedRequest, state: SessionState, wish: RecallWish) -> None:
         row, processed = self._cache.row(tracked.request.request_id), tracked.continued_tokens

@@ -19,5 +19,7 @@ class TurnRecall:
     """Tokens at which the answer's newest queries are weighed next; 0: they are not."""
     rerun_until: int = 0
     """Tokens up to which the turn is being computed again; 0: it is not."""
+    mends: bool = False
+    """Whether it repairs its session, and everything that the tier has came back for that."""
     recalled: set[int] = field(default_factory=set)
     """Pages that came back in this turn."""

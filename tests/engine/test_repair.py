@@ -1,0 +1,189 @@
+"""Between two turns a session's newest tokens are computed again with everything there; then its budget holds again."""
+
+from __future__ import annotations
+
+import pytest
+
+from memdecay_adapters.engine import HostTier, Repair
+from memdecay_adapters.engine.plain_vllm import vllm_arguments
+from memdecay_agents import RequestHints
+from memdecay_agents.errors import EngineError, UnsupportedError
+from memdecay_agents.spans import Span
+from tests.engine.counting import counted
+from tests.engine.prompts import ids
+from tests.engine.tier_talks import BUDGET, MAX_DISTANCE, PAGE, TIER, Talk, hints, open_engine, sampling
+
+pytestmark = pytest.mark.engine
+
+LAST = 96
+
+
+@pytest.fixture(scope="module")
+def engine(engine_house, random_llama_path):
+    engine_house.close()
+    with open_engine(random_llama_path, TIER) as engine:
+        yield engine
+
+
+@pytest.fixture
+def talk(engine, request):
+    engine.close_sessions()
+    return Talk(engine, request.node.name, seed=len(request.node.name))
+
+
+def test_after_a_repair_the_newest_tokens_are_what_they_are_with_everything_there(talk, random_oracle):
+    talk.turn()
+    talk.turn()
+    n_tokens = len(talk.tokens) - 1
+    done = talk.repair(last_tokens=LAST)
+    assert done.continued_tokens == pytest.approx(n_tokens - LAST, abs=PAGE - 1)
+    assert done.recalled_pages
+    assert done.pages_held <= done.budget_pages
+    for _ in range(2):
+        talk.turn()
+        assert talk.distance(random_oracle) <= MAX_DISTANCE
+    talk.engine.ledger().check_integrity()
+
+
+def test_the_oracle_without_the_repair_says_otherwise(talk, random_oracle):
+    """The comparison can fail: it matters how the newest tokens were computed."""
+    talk.turn()
+    talk.turn()
+    assert talk.repair(last_tokens=LAST) is not None
+    talk.turn()
+    assert talk.distance(random_oracle) <= MAX_DISTANCE
+    moves = talk.moves
+    talk.repairs.clear()
+    unrepaired = [move for move in moves if move.request_id not in repair_requests(moves)]
+    talk.engine.ledger().check_integrity()
+    original, type(talk).moves = type(talk).moves, property(lambda _: unrepaired)
+    try:
+        assert talk.distance(random_oracle) > 100 * MAX_DISTANCE
+    finally:
+        type(talk).moves = original
+
+
+def repair_requests(moves):
+    """The requests whose pages came back without evidence: nothing was wished for in these talks."""
+    return {move.request_id for move in moves if move.reason == "swapped_in" and not move.parts.get("evidence")}
+
+
+def test_a_repair_is_no_turn_and_changes_nothing_but_keys_and_values(talk):
+    talk.turn()
+    talk.turn()
+    engine = talk.engine
+
+    def known():
+        def read(_, internals):
+            (session,) = internals.controller.sessions
+            state = session.state
+            return (
+                state.turn, state.turns_begun, state.tokens.clock_ticks, state.tokens.n_tokens,
+                state.tokens.refreshed_at_ticks.tolist(), state.tokens.accumulated_relative.tolist(),
+                state.tokens.region.tolist(), session.prompt_tokens, session.hints, len(session.token_ids),
+            )  # fmt: skip
+
+        return engine.run_on_engine_thread(read)
+
+    repaired = ("memdecay_recalls_total", "repair", "swapped")
+    before, turns, repairs = known(), counted(engine, "memdecay_turns_total"), counted(engine, *repaired)
+    assert talk.repair(last_tokens=LAST) is not None
+    assert known() == before
+    assert counted(engine, "memdecay_turns_total") == turns
+    assert counted(engine, *repaired) == repairs + 1
+
+
+def test_what_a_repair_has_computed_is_not_computed_again(talk):
+    talk.turn()
+    talk.turn()
+    first = talk.repair(last_tokens=LAST)
+    n_tokens = len(talk.tokens) - 1
+    assert first is not None
+    assert talk.repair(last_tokens=LAST) is None
+    talk.turn()
+    second = talk.repair(last_tokens=10_000)
+    assert second.continued_tokens == pytest.approx(n_tokens, abs=PAGE - 1)
+
+
+def test_what_saw_everything_when_it_was_first_computed_is_not_computed_again(talk):
+    engine, prompt = talk.engine, ids(100, 3)
+    spans = (Span(0, 16, "system"), Span(16, 100, "user"))
+    engine.generate(prompt, sampling(), RequestHints(session="short", agent="a", budget_tokens=BUDGET, spans=spans))
+    assert engine.repair("short") == [], "nothing was ever evicted"
+    talk.turn()
+    done = talk.repair(last_tokens=10_000)
+    first_eviction = min(move.computed_tokens for move in talk.moves if move.reason == "over_budget")
+    assert done.continued_tokens >= first_eviction // PAGE * PAGE > 0
+
+
+def test_a_pool_without_room_for_everything_is_left_alone(talk):
+    talk.turn()
+    talk.turn()
+    engine = talk.engine
+    hold = engine.run_on_engine_thread(
+        lambda _, internals: (pool := internals.scheduler.kv_cache_manager.block_pool).get_new_blocks(
+            pool.get_num_free_blocks() - 8
+        )
+    )
+    try:
+        moves = len(talk.moves)
+        assert talk.repair(last_tokens=LAST) is None
+        assert len(talk.moves) == moves
+    finally:
+        engine.run_on_engine_thread(
+            lambda _, internals: internals.scheduler.kv_cache_manager.block_pool.free_blocks(hold)
+        )
+
+
+def test_a_turn_that_comes_while_its_session_is_repaired_waits_and_goes_on_from_it(talk, random_oracle):
+    talk.turn()
+    talk.turn()
+    engine = talk.engine
+    request = engine.run_on_engine_thread(lambda _, __: next(engine._repairs.of("default", talk.thread, None, LAST)))
+    before = len(talk.moves)
+
+    def both(_, __):
+        """Between two steps: the repair first, then the turn of the same session."""
+        repair = engine.submit(request.token_ids, sampling(1), request.hints)
+        talk.tokens = [*talk.tokens, *ids(40, 7)]
+        talk.prompt = list(talk.tokens)
+        return repair, engine.submit(talk.prompt, sampling(), hints(len(talk.prompt), talk.thread, 200))
+
+    repair, turn = engine.run_on_engine_thread(both)
+    repaired, talk.result = repair.result(), turn.result()
+    talk.tokens = [*talk.prompt, *talk.result.token_ids]
+    talk.repairs.append((before, repaired.retention.continued_tokens))
+    assert talk.result.retention.session == repaired.retention.session
+    assert talk.result.retention.continued_tokens == len(request.token_ids)
+    assert talk.distance(random_oracle) <= MAX_DISTANCE
+
+
+def test_a_repair_that_is_stopped_leaves_a_session_that_goes_on(talk, random_oracle):
+    talk.turn()
+    talk.turn()
+    engine = talk.engine
+    request = engine.run_on_engine_thread(lambda _, __: next(engine._repairs.of("default", talk.thread, None, 200)))
+
+    def start_and_stop(llm, _):
+        stream = engine.submit(request.token_ids, sampling(1), request.hints)
+        engine._thread._take_commands()
+        llm.step()
+        engine._thread._abort(stream.request_id)
+        return stream
+
+    before = len(talk.moves)
+    stopped = engine.run_on_engine_thread(start_and_stop).result()
+    assert stopped.finish_reason == "abort"
+    talk.repairs.append((before, stopped.retention.continued_tokens))
+    talk.turn()
+    assert 0 < talk.result.retention.continued_tokens < len(request.token_ids)
+    assert talk.distance(random_oracle) <= MAX_DISTANCE
+    engine.ledger().check_integrity()
+
+
+def test_repairs_are_refused_where_nothing_would_come_of_them(engine, engine_house, random_llama_path):
+    with pytest.raises(EngineError, match="last_tokens is 0"):
+        engine.repair("t", last_tokens=0)
+    assert engine.repair("nobody") == []
+    with pytest.raises(UnsupportedError, match="embedded engine"):
+        vllm_arguments(host_tier=HostTier(max_bytes=2**20, repair=Repair()))
