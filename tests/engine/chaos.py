@@ -16,7 +16,9 @@ from vllm import SamplingParams
 
 from memdecay_adapters.engine import MemDecayEngine
 from memdecay_adapters.engine.events import DROPPED_HOST_PAGES
-from memdecay_agents import ContextFraction, FixedBudget, PoolShare
+from memdecay_adapters.engine.tier import Repair
+from memdecay_adapters.engine.tier.repairs import RepairRequest, Repairs
+from memdecay_agents import ContextFraction, FixedBudget, PoolShare, RequestHints
 from memdecay_agents.errors import MemDecayError
 from tests.engine.chaos_engine import BALLAST, PAGE, POOL_PAGES, manager_of
 from tests.engine.conversations import REGIONS, Conversation
@@ -59,6 +61,7 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
     "grow_pool": {},
     "close_sessions": {"thread": (0, 3), "tenant": (0, 2)},
     "recall": {"which": (0, 99), "region": (0, 5), "first_percent": (0, 99)},
+    "repair": {"which": (0, 99), "last_tokens": (1, 300), "then_steps": (0, 8)},
     "steps": {"most": (1, 16)},
     "finish_all": {},
 }  # fmt: skip
@@ -66,7 +69,7 @@ RANGES: dict[str, dict[str, tuple[int, int]]] = {
 FREQUENCY: dict[str, int] = {
     "steps": 24, "append": 10, "add": 6, "rewind": 4, "fork": 2, "share": 6, "abort": 2,
     "preempt": 2, "shrink_pool": 2, "grow_pool": 1, "close_sessions": 1, "finish_all": 1,
-    "recall": 3,
+    "recall": 3, "repair": 3,
 }  # fmt: skip
 """How often a seeded run does each operation, among those that are enabled."""
 
@@ -125,7 +128,7 @@ class Chaos:
             return bool(self.conversations) and len(self.live) < MOST_LIVE_REQUESTS
         if name == "add":
             return len(self.live) < MOST_LIVE_REQUESTS
-        if name == "recall":
+        if name in ("recall", "repair"):
             return self.engine.host_tier is not None and bool(self.conversations)
         if name == "grow_pool":
             return self._ballast_pages > 0
@@ -237,6 +240,22 @@ class Chaos:
             conversation.thread, tenant=conversation.tenant, **(by_region or {"tokens": tokens})
         )
 
+    def repair(self, which: int, last_tokens: int) -> None:
+        """Compute the newest tokens of a conversation's idle sessions again, with everything there."""
+        source = self._conversation(which)
+
+        def wanted(llm: Any, internals: Any) -> list[RepairRequest]:
+            free_pages = internals.scheduler.kv_cache_manager.block_pool.get_num_free_blocks
+            repairs = Repairs(internals.controller, free_pages, Repair(idle_seconds=None))
+            return list(repairs.of(source.tenant, source.thread, None, last_tokens))
+
+        for token_ids, hints in self.stepped.look(wanted):
+            told = {"agent": hints.agent, "budget": hints.budget, "pins": hints.pins, "spans": list(hints.spans)}
+            history = Conversation(**{**vars(source), **told, "hinted": True, "tokens": token_ids})
+            sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=2)
+            self._send(history, token_ids, sampling, hints, repairs=True)
+            self.counts["repaired_sessions"] += 1
+
     def steps(self, most: int) -> None:
         """Let the engine work."""
         self.stepped.step(most)
@@ -316,14 +335,25 @@ class Chaos:
             temperature=0, max_tokens=new_tokens, ignore_eos=True, logprobs=2,
             skip_reading_prefix_cache=not reads_cache,
         )  # fmt: skip
-        hints, prompt = conversation.hints(), list(conversation.tokens)
+        return self._send(conversation, list(conversation.tokens), sampling, conversation.hints())
+
+    def _send(
+        self,
+        conversation: Conversation,
+        prompt: list[int],
+        sampling: SamplingParams,
+        hints: RequestHints | None,
+        *,
+        repairs: bool = False,
+    ) -> Submitted | None:
         try:
             stream = self.engine.submit(prompt, sampling, hints)
         except MemDecayError:
             assert conversation.budget is not None, "only a budget can be too small here"
             self.counts["refused"] += 1
             return None
-        submitted = Submitted(stream, conversation, hints, prompt, new_tokens, conversation.pinned_pages(PAGE))
+        pinned, new_tokens = conversation.pinned_pages(PAGE), sampling.max_tokens or 1
+        submitted = Submitted(stream, conversation, hints, prompt, new_tokens, pinned, repairs=repairs)
         self.live[stream.request_id] = submitted
         self.counts["submitted"] += 1
         return submitted

@@ -123,19 +123,24 @@ class Invariants:
             holes = frozenset(page for page, block in enumerate(row) if block.is_null)
             tracked = controller._requests.get(request_id)
             # a turn that is computed again keeps its pages, and may take several steps where others share the chunk
-            again_until = 0 if tracked is None else tracked.recall.rerun_until
+            mends = tracked is not None and tracked.repairs  # it holds everything until it has ended
+            assert not mends or submitted.repairs
+            again_until = 0 if tracked is None or mends else tracked.recall.rerun_until
             assert len(row) == -(-max(request.num_computed_tokens, again_until) // PAGE)
             assert not holes & submitted.pinned_pages, f"pinned pages {holes & submitted.pinned_pages} are gone"
             budget_pages = submitted.budget_pages(request.num_tokens)
             decoding = request.num_tokens - computed_before <= 1
-            self._check_budget(submitted, len(row) - len(holes), budget_pages, decoding, holes)
+            if not mends:
+                self._check_budget(submitted, len(row) - len(holes), budget_pages, decoding, holes)
             # what every position saw
             life = self._life(submitted, request, computed_before, controller)
             life.sight.extend(tokens, holes)
             if request.num_computed_tokens == request.num_tokens:
                 life.sampled.append(request.num_tokens - 1)
             clean = life.sight.clean_tokens
-            returned = tracked is not None and bool(controller.ledger.returns(tracked.state.key))
+            returned = set()
+            if tracked is not None:
+                returned = {entry.page for entry in controller.ledger.returns(tracked.state.key)}
             for page, block in enumerate(row):
                 end = (page + 1) * PAGE
                 if block.block_hash is not None:
@@ -143,8 +148,8 @@ class Invariants:
                 elif not block.is_null:
                     private = end > computed_before or (clean is not None and end > clean)
                     # it came back, or was computed behind one that did: whether all were there again is not looked at
-                    private = private or page in life.sight.ever_gone
-                    private = private or (returned and any(gone < page for gone in life.sight.ever_gone))
+                    private = private or page in life.sight.ever_gone or page in returned
+                    private = private or any(came_back < page for came_back in returned)
                     assert private, f"page {page} is complete and was not published"
 
     @staticmethod
@@ -173,6 +178,7 @@ class Invariants:
             lives.append(Life(request.num_preemptions, sight))
             if tracked is not None:
                 self._check_labels(submitted, tracked.state.tokens, controller.config)
+            self.begun["repairs"] += bool(tracked is not None and tracked.repairs)
             self.begun["continued"] += bool(tracked is not None and tracked.continued_tokens)
             self.begun["prefix_hits"] += bool(computed_before and not (tracked and tracked.continued_tokens))
         life = lives[-1]
@@ -243,9 +249,11 @@ class Invariants:
         if result.retention is not None:
             if not isinstance(submitted.budget, PoolShare):
                 known = len(submitted.prompt) + len(result.token_ids) - 1  # the last one is not computed
-                slack = (-1, 0, 1, 2) if submitted.aborted else (0,)  # the token of the step that an abort cut short
-                budgets = {submitted.budget_pages(known + tokens) for tokens in slack}
-                assert result.retention.budget_pages in budgets, (result.finish_reason, known, result.retention)
+                slack = 2 if submitted.aborted else 0  # the token of the step that an abort cut short
+                said, most = result.retention.budget_pages, submitted.budget_pages(known + slack)
+                # a turn that is cut short while it is computed again has the tokens that were reached by then
+                fits = said == most or (submitted.aborted and said is not None and most is not None and said <= most)
+                assert fits, (result.finish_reason, known, result.retention)
             assert submitted.most_over_budget_pages <= result.retention.shortfall_pages, "above its budget in decode"
         self._check_tokens(submitted, result)
 

@@ -34,6 +34,8 @@ class Submitted:
     new_tokens: int
     pinned_pages: frozenset[int]
     aborted: bool = False
+    repairs: bool = False
+    """Whether it is no turn of the conversation: its session's newest tokens are computed again."""
     lives: list[Life] = field(default_factory=list)
     most_over_budget_pages: int = 0
     """Held above the budget in decode."""

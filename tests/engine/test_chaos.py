@@ -61,7 +61,7 @@ class ChaosMachine(RuleBasedStateMachine):
 
     add, append, rewind = an_operation("add"), an_operation("append"), an_operation("rewind")
     fork, share, abort = an_operation("fork"), an_operation("share"), an_operation("abort")
-    recall = an_operation("recall")
+    recall, repair = an_operation("recall"), an_operation("repair")
     preempt, shrink_pool, grow_pool = an_operation("preempt"), an_operation("shrink_pool"), an_operation("grow_pool")
     close_sessions, finish_all = an_operation("close_sessions"), an_operation("finish_all")
     steps = an_operation("steps")

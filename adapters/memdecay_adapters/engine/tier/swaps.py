@@ -83,9 +83,11 @@ class Swaps:
         if len(away) + to_compute > self._cache.free_page_count():
             self._note(tracked, state, "repair", {}, "no_room")
             return
-        kept = state.kept_pages
-        brought = self._moves.swap(tracked, state, row, away, 0, tracked.continued_tokens)
+        kept, clean, first = state.kept_pages, tracked.clean_pages, tracked.continued_tokens
+        brought = self._moves.swap(tracked, state, row, away, 0, first)
         state.kept_pages, tracked.recall.mends = kept, True
+        if clean is not None and first <= clean * page and not any(block.is_null for block in row):
+            tracked.clean_pages = None  # all of it will have seen its whole context
         self._note(tracked, state, "repair", brought, "swapped" if brought else "nothing")
 
     def _grant(self, tracked: TrackedRequest, state: SessionState, wish: RecallWish) -> None:
