@@ -219,7 +219,7 @@ def _came_back(entry: LedgerEntry) -> CameBack | None:
         return None
     return CameBack(
         turn=entry.turn, clock_ticks=entry.clock_ticks, computed_tokens=entry.computed_tokens,
-        evidence=entry.score or None,
+        evidence=entry.score or None, for_repair="repair" in entry.parts,
     )  # fmt: skip
 
 

@@ -48,7 +48,9 @@ class CameBack(_Plain):
     """The first token that saw it again."""
     evidence: float | None
     """Share of the retrieval heads' attention that the turn's newest queries gave it, summed over heads; None: it was
-    wished for by name."""
+    wished for by name, or came for a repair."""
+    for_repair: bool = False
+    """Whether it came for a repair: everything does then."""
 
 
 class KeptBy(_Plain):
@@ -214,7 +216,8 @@ def _sentence(
     gone = [page.freed for page in pages if page.freed is not None and page.state == "freed"]
     returned = [page.came_back for page in pages if page.came_back is not None]
     if returned:
-        why = "by evidence" if any(one.evidence is not None for one in returned) else "as it was asked for"
+        why = "for a repair" if returned[-1].for_repair else "as it was asked for"
+        why = "by evidence" if any(one.evidence is not None for one in returned) else why
         text += (
             f"; {len(returned)} of its {len(pages)} pages had gone and came back in turn {returned[-1].turn} ({why})"
         )

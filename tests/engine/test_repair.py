@@ -64,8 +64,22 @@ def test_the_oracle_without_the_repair_says_otherwise(talk, random_oracle):
 
 
 def repair_requests(moves):
-    """The requests whose pages came back without evidence: nothing was wished for in these talks."""
-    return {move.request_id for move in moves if move.reason == "swapped_in" and not move.parts.get("evidence")}
+    """The requests for which pages came back to be there in a repair."""
+    return {move.request_id for move in moves if move.reason == "swapped_in" and "repair" in move.parts}
+
+
+def test_an_explanation_says_that_a_page_came_back_for_a_repair(talk):
+    talk.turn()
+    talk.turn()
+    done = talk.repair(last_tokens=LAST)
+    stayed = [page for page in done.recalled_pages if done.holds_page(page)]
+    assert stayed, "the plan has what it had, and some of what came back is worth more than what stayed before"
+    page = stayed[0]
+    told = talk.engine.explain(done.session, page=page)
+    (came,) = [one.came_back for one in told.pages]
+    assert came.for_repair
+    assert came.evidence is None
+    assert "came back in turn 1 (for a repair)" in told.text
 
 
 def test_a_repair_is_no_turn_and_changes_nothing_but_keys_and_values(talk):

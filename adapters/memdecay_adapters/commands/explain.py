@@ -108,7 +108,8 @@ def _print(found: Explanation | SessionExplanation, console: Console) -> None:
 
 def _state(page: PageExplanation) -> str:
     if page.came_back is not None:
-        why = "asked for" if page.came_back.evidence is None else f"evidence {page.came_back.evidence:.3g}"
+        why = "for a repair" if page.came_back.for_repair else "asked for"
+        why = why if page.came_back.evidence is None else f"evidence {page.came_back.evidence:.3g}"
         return f"{page.state}: back from host memory, turn {page.came_back.turn}, {why}"
     if page.freed is not None:
         step = "" if page.freed.step is None else f", step {page.freed.step}"

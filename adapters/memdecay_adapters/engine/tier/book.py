@@ -66,6 +66,7 @@ class TierBook:
         pages: Sequence[tuple[HostPage, Block, float]],
         request_id: str,
         computed_tokens: int,
+        cause: str = "evidence",
     ) -> list[LedgerEntry]:
         """Pages were put back into a row: their bytes are to be copied.
 
@@ -74,6 +75,7 @@ class TierBook:
             pages: each page of the tier, the block that it has now, and why it came (its evidence, 0 for a wish).
             request_id: whose row it is.
             computed_tokens: the first token that sees them again.
+            cause: the one part of the score; "repair": the page goes again when the repair has ended.
 
         Returns:
             An entry for each page.
@@ -90,7 +92,7 @@ class TierBook:
                         "clock_ticks": state.tokens.clock_ticks,
                         "computed_tokens": computed_tokens,
                         "score": evidence,
-                        "parts": {"evidence": evidence},
+                        "parts": {cause: evidence},
                         "order_position": position,
                         "reason": EvictionReason.swapped_in,
                     }

@@ -58,6 +58,7 @@ class PageMoves:
         processed: int,
         evidence: Mapping[int, float] | None = None,
         newest_tokens: int | None = None,
+        cause: str = "evidence",
     ) -> dict[int, Block]:
         """Send pages out and bring others in; what comes is limited by the blocks that there are then.
 
@@ -70,6 +71,7 @@ class PageMoves:
             processed: the first token that sees the row as it is then.
             evidence: by page, for the ledger.
             newest_tokens: where the recent window ends; None: at ``processed``.
+            cause: for the ledger; see `TierBook.page_in`.
 
         Returns:
             The pages that came, with their blocks.
@@ -96,6 +98,7 @@ class PageMoves:
             [(page, block, found.get(page.page, 0.0)) for page, block in zip(came, blocks, strict=True)],
             request_id,
             processed,
+            cause,
         )
         brought = {page.page: block for page, block in zip(came, blocks, strict=True)}
         self._controller.note_restored(request_id, brought)

@@ -84,7 +84,7 @@ class Swaps:
             self._note(tracked, state, "repair", {}, "no_room")
             return
         kept, clean, first = state.kept_pages, tracked.clean_pages, tracked.continued_tokens
-        brought = self._moves.swap(tracked, state, row, away, 0, first)
+        brought = self._moves.swap(tracked, state, row, away, 0, first, cause="repair")
         state.kept_pages, tracked.recall.mends = kept, True
         if clean is not None and first <= clean * page and not any(block.is_null for block in row):
             tracked.clean_pages = None  # all of it will have seen its whole context
