@@ -18,7 +18,7 @@ from memdecay_adapters.bench.serve_loop import ClosedLoop, Slice, joined
 from memdecay_adapters.bench.serve_options import ServeOptions
 from memdecay_adapters.bench.serve_picture import draw_growth
 from memdecay_adapters.bench.serve_report import crossover, report, slope_per_1k
-from memdecay_adapters.bench.serve_workload import WorkloadOptions, cut_turns, join_agents
+from memdecay_adapters.bench.serve_workload import Agent, AgentTurn, WorkloadOptions, cut_turns, join_agents
 from memdecay_agents.errors import ConfigError, EngineError, TraceError
 from memdecay_agents.evaluation.traces import TokenTrace
 from memdecay_agents.spans import Span, check_partition
@@ -193,6 +193,12 @@ PARTS = {
     },
     "pool-25": pool(25, ratio(1.9, 1.5, 2.0), ratio(0.3, 0.2, 0.4)),
     "pool-100": pool(100, ratio(0.9, 0.8, 1.0), ratio(1.2, 1.1, 1.3)),
+    "pool-25-budget-512-tokens-1000": {
+        **pool(25, ratio(0.7, 0.6, 0.8), ratio(0.9, 0.8, 1.0)),
+        "budget_tokens": 512,
+        "agent_tokens": 1000,
+        "ours": None,
+    },
 }
 
 
@@ -208,9 +214,11 @@ def test_the_table_has_every_key_and_a_bound_is_met_by_the_better_end():
     assert values["ttft_ratio_vs_stock"]["25"] == 0.3
     assert values["step_growth_per_1k_tokens"] == {"1024": 0.0, "stock": 0.25}
     assert values["crossover_pool_percent"] == 92.5
-    assert (
-        len(values["losing_cases"]) == 4
-    )  # the large pool's tokens, waits and answers, and the step of the short trace
+    # the large pool's tokens, waits and answers, the step of the short trace, and short conversations
+    assert len(values["losing_cases"]) == 5
+    assert "conversations of about 1000 tokens: tokens a second, 0.7 of stock" in " ".join(values["losing_cases"])
+    assert values["shorter_conversations"]["25-budget-512-tokens-1000"]["throughput"]["median"] == 0.7
+    assert values["shorter_conversations"]["25-budget-1024-tokens-4000"] is None
     assert "0.90 of stock vLLM's tokens a second while one agent is answered" in " ".join(values["losing_cases"])
 
 
@@ -244,6 +252,17 @@ def test_part_names_are_unique_and_each_budget_and_pool_has_its_own():
     names = ServeOptions().part_names()
     assert len(names) == len(set(names))
     assert {"steps", "lengths-512", "search-15-4", "pool-100", "pool-25-budget-2048"} <= set(names)
+    assert {"search-25-4-tokens-2000", "pool-25-budget-512-tokens-2000"} <= set(names)
+
+
+def test_shorter_conversations_are_the_first_part_of_each_turn_and_their_tools_take_as_long():
+    spans = (Span(0, 60, "user"), Span(60, 100, "tool_out"))
+    agent = Agent("a", (AgentTurn(tuple(range(100)), spans, 2.0), AgentTurn(tuple(range(8)), (), 1.0)), ("t",))
+    short = agent.shortened(0.7, gaps=False)
+    assert [turn.token_ids for turn in short.turns] == [tuple(range(70)), tuple(range(5))]
+    assert short.turns[0].spans == (Span(0, 60, "user"), Span(60, 70, "tool_out"))
+    assert [turn.gap_seconds for turn in short.turns] == [2.0, 1.0]
+    assert [turn.gap_seconds for turn in agent.shortened(0.5).turns] == [1.0, 0.5]
 
 
 def test_the_picture(tmp_path):

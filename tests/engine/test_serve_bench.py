@@ -17,7 +17,7 @@ def test_a_small_pool_serves_all_turns_on_both_engines_and_is_measured_once(tmp_
     llama = random_llama(tmp_path / "llama", model_path, vocabulary=49152)
     options = ServeOptions.quick(llama)
     workload = replace(options.workload, turns=2)
-    options = replace(options, workload=workload, max_num_seqs=(6,), slices=3)
+    options = replace(options, workload=workload, max_num_seqs=(6,), slices=3, other_lengths=())
     lines: list[str] = []
     bench = ServeBench(options, store=tmp_path / "parts.jsonl", progress=lines.append)
     bench.store.measure("search-25-6", lambda: {"tokens_per_second": 1.0})  # spares two engines

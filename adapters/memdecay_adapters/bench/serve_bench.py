@@ -102,14 +102,19 @@ class ServeBench:
             return self._steps.stock_steps() if rest else self._steps.steps()
         if kind == "lengths":
             return self._steps.lengths(int(rest[0]))
+        tokens = None
+        if "tokens" in rest:
+            tokens, rest = int(rest[-1]), rest[:-2]
         if kind == "search":
-            return self._pools.try_max_num_seqs(int(rest[0]), int(rest[1]))
+            return self._pools.try_max_num_seqs(int(rest[0]), int(rest[1]), tokens)
         if kind == KVPRESS:
             assert self._kvpress_python is not None
             return measure_kvpress(self._kvpress_python, self.model_path, self.options, self.progress)
         percent, budget = int(rest[0]), int(rest[2]) if rest[1:] else self.options.budget_tokens
-        tried = {most: self.measure(f"search-{percent}-{most}") for most in self.options.max_num_seqs}
-        return self._pools.pool(percent, budget, max(tried, key=lambda most: tried[most]["tokens_per_second"]))
+        ending = "" if tokens is None else f"-tokens-{tokens}"
+        tried = {most: self.measure(f"search-{percent}-{most}{ending}") for most in self.options.max_num_seqs}
+        best = max(tried, key=lambda most: tried[most]["tokens_per_second"])
+        return self._pools.pool(percent, budget, best, tokens)
 
     def result(self) -> ServeResult:
         """What was measured so far."""

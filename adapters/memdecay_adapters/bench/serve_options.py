@@ -21,7 +21,11 @@ class ServeOptions:
     pools: tuple[int, ...] = (15, 25, 50, 100)
     """Percent of the tokens of all conversations."""
     other_budget_pool: int = 25
-    """The pool on which the other budgets are tried."""
+    """The pool on which the other budgets and the shorter conversations are tried."""
+    other_lengths: tuple[int, ...] = (1000, 2000, 4000)
+    """Tokens of the shorter conversations, about: of each turn of the others its first part."""
+    length_budgets: tuple[int, ...] = (512, 1024)
+    """Budgets under which those are served."""
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     slices: int = 16
     """Interleaved slices of a pool's conversations: the pairs of its throughput ratio."""
@@ -55,6 +59,8 @@ class ServeOptions:
             model=model,
             budget_tokens=256,
             other_budgets=(),
+            other_lengths=(600,),
+            length_budgets=(256,),
             pools=(25, 100),
             workload=WorkloadOptions(agents=6, agent_tokens=1200, turns=3, output_tokens=8, gap_seconds=0.1, seed=seed),
             slices=4,
@@ -77,7 +83,16 @@ class ServeOptions:
         search = [f"search-{pool}-{most}" for pool in self.pools for most in self.max_num_seqs]
         pools = [f"pool-{pool}" for pool in self.pools]
         others = [f"pool-{self.other_budget_pool}-budget-{budget}" for budget in self.other_budgets]
-        return ("steps", "steps-stock", *lengths, *search, *pools, *others)
+        return ("steps", "steps-stock", *lengths, *search, *pools, *others, *self.shorter_parts())
+
+    def shorter_parts(self) -> tuple[str, ...]:
+        """The parts with shorter conversations: of each length the search, then each budget."""
+        pool = self.other_budget_pool
+        names: list[str] = []
+        for tokens in self.other_lengths:
+            names += [f"search-{pool}-{most}-tokens-{tokens}" for most in self.max_num_seqs]
+            names += [f"pool-{pool}-budget-{budget}-tokens-{tokens}" for budget in self.length_budgets]
+        return tuple(names)
 
     def with_seed(self, seed: int) -> Self:
         """The same with another seed."""

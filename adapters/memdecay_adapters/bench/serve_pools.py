@@ -3,6 +3,7 @@
 search-P-N         stock vLLM with max_num_seqs N on a pool of P percent, with shortened conversations
 pool-P             both engines on that pool, under the usual budget
 pool-P-budget-B    the same under another budget
+...-tokens-L       the same two with conversations of about L tokens, of each turn its first part
 """
 
 from __future__ import annotations
@@ -39,31 +40,39 @@ class PoolParts:
         self.progress("joining traces")
         return make_agents(self.options.workload, self.model_path)
 
+    def of_length(self, tokens: int | None) -> list[Agent]:
+        """The conversations cut down to about so many tokens, their tools as slow as ever; None: whole."""
+        if tokens is None:
+            return self.agents
+        part = tokens / self.options.workload.agent_tokens
+        return [agent.shortened(part, gaps=False) for agent in self.agents]
+
     def total_tokens(self, agents: Sequence[Agent]) -> int:
         """Of all conversations at their ends: what the pools are a percentage of."""
         return sum(agent.tokens(self.options.workload.output_tokens) for agent in agents)
 
-    def try_max_num_seqs(self, percent: int, max_num_seqs: int) -> dict[str, Any]:
-        """Stock vLLM alone on a pool, with shortened conversations."""
-        agents = [agent.shortened(self.options.search_part) for agent in self.agents]
-        what = f"{percent} % pool, max_num_seqs {max_num_seqs}"
+    def try_max_num_seqs(self, percent: int, max_num_seqs: int, tokens: int | None = None) -> dict[str, Any]:
+        """Stock vLLM alone on a pool, with shortened conversations (those of about ``tokens`` tokens)."""
+        agents = [agent.shortened(self.options.search_part) for agent in self.of_length(tokens)]
+        what = f"{percent} % pool, max_num_seqs {max_num_seqs}" + ("" if tokens is None else f", {tokens} tokens")
         with EngineUnderTest(self._recipe("stock", agents, percent, max_num_seqs)) as engine:
             engine.run(begin, agents, self.options.workload.output_tokens, None)
             (slices,) = self._slices([engine], agents, what, 4)
         return {**joined(slices), "total_tokens": self.total_tokens(agents)}
 
-    def pool(self, percent: int, budget: int, max_num_seqs: int) -> dict[str, Any]:
+    def pool(self, percent: int, budget: int, max_num_seqs: int, tokens: int | None = None) -> dict[str, Any]:
         """Both engines on one pool; ratios over slices and over turns.
 
         Args:
             percent: the pool, of the tokens of all conversations.
             budget: of each agent, in tokens; of our engine.
             max_num_seqs: of stock vLLM.
+            tokens: of each conversation, about; None: whole ones.
         """
-        options, agents = self.options, self.agents
+        options, agents = self.options, self.of_length(tokens)
         theirs = self._recipe("stock", agents, percent, max_num_seqs)
         mine = self._recipe("memdecay", agents, percent, options.workload.agents)
-        what = f"{percent} % pool, budget {budget}"
+        what = f"{percent} % pool, budget {budget}" + ("" if tokens is None else f", {tokens} tokens")
         self.progress(f"{what}: starting two engines")
         with engines_under_test({"stock": theirs, "ours": mine}) as engines:
             stock, ours = engines["stock"], engines["ours"]
@@ -85,6 +94,7 @@ class PoolParts:
         return {
             "percent": percent,
             "budget_tokens": budget,
+            "agent_tokens": tokens or options.workload.agent_tokens,
             "total_tokens": self.total_tokens(agents),
             "pool_tokens": (mine.pool_pages - 1) * self.page,
             "pool_pages": mine.pool_pages - 1,

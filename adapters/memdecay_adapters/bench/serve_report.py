@@ -125,6 +125,9 @@ def _pools(options: ServeOptions, find: Callable[[str], Part | None], result: Se
             result.check(key, THROUGHPUT_BOUND, ratio["interval"][1] >= THROUGHPUT_BOUND, ratio["pairs"])
     for budget in options.other_budgets:
         values["other_budgets"][str(budget)] = find(f"pool-{options.other_budget_pool}-budget-{budget}")
+    values["shorter_conversations"] = {
+        name.removeprefix("pool-"): find(name) for name in options.shorter_parts() if name.startswith("pool-")
+    }
     values["crossover_pool_percent"] = crossover(
         {int(name): ratio for name, ratio in values["throughput_ratio_of_totals"].items() if ratio is not None}
     )
@@ -153,10 +156,16 @@ def crossover(ratios: Mapping[int, float]) -> float | None:
 def losing_cases(values: Mapping[str, Any]) -> list[str]:
     """Where this engine is slower than stock vLLM, in words."""
     found = []
-    for part in (*values["pools"].values(), *values["other_budgets"].values()):
+    for part in (
+        *values["pools"].values(),
+        *values["other_budgets"].values(),
+        *values["shorter_conversations"].values(),
+    ):
         if part is None:
             continue
         where = f"pool of {part['percent']} %, budget of {part['budget_tokens']} tokens"
+        if part in values["shorter_conversations"].values():
+            where += f", conversations of about {part['agent_tokens']} tokens"
         for key, what, loses in (
             ("throughput", "tokens a second", part["throughput"]["median"] < 1.0),
             ("first_token", "time to the first token", part["first_token"]["median"] > 1.0),

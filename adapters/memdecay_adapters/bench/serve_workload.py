@@ -56,10 +56,11 @@ class AgentTurn:
     gap_seconds: float
     """How long the tool before it takes."""
 
-    def shortened(self, part: float) -> AgentTurn:
-        """Its first tokens only."""
+    def shortened(self, part: float, *, gaps: bool = True) -> AgentTurn:
+        """Its first tokens only; with ``gaps`` the tool before it takes only such a part of its time, too."""
         end = max(1, int(part * len(self.token_ids)))
-        return AgentTurn(self.token_ids[:end], tuple(clip(self.spans, 0, end)), self.gap_seconds * part)
+        gap = self.gap_seconds * part if gaps else self.gap_seconds
+        return AgentTurn(self.token_ids[:end], tuple(clip(self.spans, 0, end)), gap)
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class Agent:
         """Length of the conversation at its end, what is generated included."""
         return sum(len(turn.token_ids) + output_tokens for turn in self.turns)
 
-    def shortened(self, part: float) -> Agent:
-        """The same turns, each with only so much of its new tokens."""
-        return Agent(self.name, tuple(turn.shortened(part) for turn in self.turns), self.traces)
+    def shortened(self, part: float, *, gaps: bool = True) -> Agent:
+        """The same turns, each with only so much of its new tokens; see `AgentTurn.shortened`."""
+        return Agent(self.name, tuple(turn.shortened(part, gaps=gaps) for turn in self.turns), self.traces)
 
 
 def make_agents(options: WorkloadOptions, model_path: str) -> list[Agent]:

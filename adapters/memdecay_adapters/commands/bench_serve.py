@@ -92,9 +92,23 @@ def _print(result: ServeResult, console: Console) -> None:
             ratios.add_row(key, str(value), f"{low} to {high}", met)
     console.print(ratios)
     pools = Table(box=None, pad_edge=False)
-    for title in ("pool", "budget", "engine", "tokens/s", "first token s", "at once", "preempted", "peak pages"):
+    for title in (
+        "pool",
+        "of each",
+        "budget",
+        "engine",
+        "tokens/s",
+        "first token s",
+        "at once",
+        "preempted",
+        "peak pages",
+    ):
         pools.add_column(title)
-    for part in (*values["pools"].values(), *values["other_budgets"].values()):
+    for part in (
+        *values["pools"].values(),
+        *values["other_budgets"].values(),
+        *values["shorter_conversations"].values(),
+    ):
         for engine in ("stock", "ours") if part else ():
             pools.add_row(*_pool_row(part, engine))
     console.print(pools)
@@ -124,6 +138,7 @@ def _pool_row(part: dict[str, Any], engine: str) -> tuple[str, ...]:
     figures = part[engine]
     return (
         f"{part['percent']} %",
+        f"{part['agent_tokens']} tokens",
         str(part["budget_tokens"]) if engine == "ours" else f"{part['stock_max_num_seqs']} seqs",
         engine,
         str(figures["tokens_per_second"]),
