@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
+from memdecay_agents import SessionExplanation
 from memdecay_agents.errors import ConfigError
-from tests.adapters.chat_calls import add, lookup, merged
+from tests.adapters.chat_calls import add, four_ways, lookup, merged
 
 
 @pytest.mark.engine
@@ -49,3 +51,32 @@ def test_what_vllm_itself_refuses_is_refused_in_our_words(engine: Any) -> None:
     with pytest.raises(ConfigError, match="logprobs"):
         model.invoke("hi", logprobs=True, top_logprobs=25)
     assert len(model.invoke("hi", logprobs=2).response_metadata["logprobs"]["content"]) == 2
+
+
+@pytest.mark.engine
+def test_an_answer_carries_the_explanation_of_its_session_where_it_is_wanted(engine_house: Any) -> None:
+    engine = engine_house.get("chat")
+    model = ChatMemDecay(engine=engine, explain=True, max_tokens=4)
+    text = " ".join(f"Item {number} lies on shelf {number * 7}." for number in range(60))
+    for way, message in enumerate(four_ways(model, text, thread_id="explained", budget=256)):
+        about = json.loads(json.dumps(message.response_metadata["memdecay"]))
+        told = SessionExplanation.model_validate(about["explanation"])
+        assert told.session == about["session"], way
+        freed = [page for page in told.pages if page.state == "freed"]
+        held = [page for page in told.pages if page.state == "held"]
+        assert len(held) == about["pages_held"]
+        assert len(freed) == about["pages_total"] - about["pages_held"] > 0
+        assert all(page.parts and page.freed and page.kept_by for page in freed)
+        assert all(page.score == pytest.approx(sum(page.parts.values()), abs=1e-4) for page in freed)
+        last = message
+    assert told == engine.explain(last.response_metadata["memdecay"]["session"])
+    plain = ChatMemDecay(engine=engine, max_tokens=2).invoke("hi", thread_id="plain")
+    assert "explanation" not in plain.response_metadata["memdecay"]
+    engine.close_sessions()
+
+
+@pytest.mark.engine
+def test_a_call_without_a_thread_explains_what_the_ledger_knows_of_it(engine: Any) -> None:
+    message = ChatMemDecay(engine=engine, explain=True, max_tokens=2).invoke("hi")
+    told = message.response_metadata["memdecay"]["explanation"]
+    assert told is None or not [page for page in told["pages"] if page["state"] == "held"]

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+from memdecay_adapters import ChatMemDecayRemote
 from memdecay_adapters.commands.explain import explain as command
 from memdecay_adapters.remote.explained import read_told
 from memdecay_adapters.remote.remote_engine import RemoteEngine
@@ -82,6 +83,13 @@ def test_the_owner_gets_an_answer_and_nobody_else(url: str) -> None:
             mine.explain(session, "planner", message=1)
         with pytest.raises(ExplainError, match="the session has 4"):
             mine.explain(session, "clerk", message=9)
+
+
+def test_a_remote_chat_model_asks_by_the_name_that_answers_carry(url: str) -> None:
+    with RemoteEngine(url, api_key=KEYS[0]) as mine:
+        model = ChatMemDecayRemote(base_url=url, api_key=KEYS[0], explain=True)
+        told = model._explain_session(mine, "default/t%2F1/clerk/")
+        assert told == mine.explain(SessionId("x", "t/1", "clerk").hint_session, "clerk")
 
 
 @pytest.mark.parametrize(

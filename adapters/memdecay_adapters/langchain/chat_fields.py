@@ -110,6 +110,11 @@ class ChatMemDecayFields(BaseChatModel):
     reasoning_parser: str | None = AUTO
     """Who reads reasoning, into ``additional_kwargs["reasoning_content"]``: "native" (a leading ``<think>`` block), one
     of vLLM's reasoning parsers, or "auto": by the chat template. None: it stays in the text."""
+    explain: bool = False
+    """Add to each answer's metadata what its session holds and freed, page by page, with the parts of each score and
+    what would have kept it: ``response_metadata["memdecay"]["explanation"]``, for
+    `memdecay_agents.SessionExplanation.model_validate`. Some hundred bytes a page; None where nothing is known of the
+    session any more."""
     timeout: float | None = Field(default=None, alias="request_timeout", strict=True)
     """Most seconds that a call may take, waiting for its turn included; then it is aborted with a TimeLimitError."""
     max_retries: int | None = Field(default=None, ge=0)
@@ -239,6 +244,7 @@ class ChatMemDecayFields(BaseChatModel):
             "default_budget": self.default_budget and self.default_budget.model_dump(),
             "budgets": {agent: budget and budget.model_dump() for agent, budget in self.budgets.items()},
             "rewind": self.rewind,
+            "explain": self.explain,
             "pin": list(self.pin),
             "default_output_region": self.default_output_region,
             "region_rules": repr(self.region_rules),

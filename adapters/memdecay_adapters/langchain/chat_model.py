@@ -33,9 +33,14 @@ from memdecay_adapters.langchain.tool_choice import (
     check_tool_choice,
     openai_tools,
 )
+from memdecay_agents.errors import ExplainError
 
 if TYPE_CHECKING:
-    from memdecay_adapters.engine import MemDecayEngine
+    from memdecay_adapters.engine import GenerationResult, MemDecayEngine
+    from memdecay_agents.explanation import SessionExplanation
+
+EXPLANATION_KEY = "explanation"
+"""Key in ``response_metadata["memdecay"]``, where ``explain`` is on."""
 
 
 _begun: set[tuple[Any, ...]] = set()
@@ -68,7 +73,8 @@ class ChatMemDecay(ChatMemDecayFields):
         stream = request.submit()
         try:
             result = stream.result()
-            return chat_result(request, stream, result, self.model_name)  # its chunks wait in the stream
+            more = self._explanation(request, result)
+            return chat_result(request, stream, result, self.model_name, more)  # its chunks wait in the stream
         finally:
             stream.abort()  # interrupted while waiting; else it has ended and this does nothing
 
@@ -82,7 +88,7 @@ class ChatMemDecay(ChatMemDecayFields):
         request = await self._arequest(await self.aget_engine(), messages, stop, metadata_of(run_manager), kwargs)
         stream = request.submit()
         result = await stream.aresult()
-        return chat_result(request, stream, result, self.model_name)
+        return chat_result(request, stream, result, self.model_name, await self._aexplanation(request, result))
 
     def _stream(
         self,
@@ -96,7 +102,8 @@ class ChatMemDecay(ChatMemDecayFields):
         try:
             for chunk in stream:
                 yield from writer.feed(chunk)
-            yield from writer.finish(stream.result())
+            result = stream.result()
+            yield from writer.finish(result, self._explanation(request, result))
         finally:
             stream.abort()
 
@@ -113,7 +120,8 @@ class ChatMemDecay(ChatMemDecayFields):
             async for chunk in stream:
                 for piece in writer.feed(chunk):
                     yield piece
-            for piece in writer.finish(await stream.aresult()):
+            result = await stream.aresult()
+            for piece in writer.finish(result, await self._aexplanation(request, result)):
                 yield piece
         finally:
             stream.abort()
@@ -159,6 +167,23 @@ class ChatMemDecay(ChatMemDecayFields):
         request = await asyncio.to_thread(self._request, engine, *given)
         _begun.add(kind)
         return request
+
+    def _explanation(self, request: ChatRequest, result: GenerationResult) -> dict[str, Any]:
+        """For the metadata, where explanations are wanted."""
+        if not self.explain or result.retention is None:
+            return {}
+        try:
+            found = self._explain_session(request.engine, result.retention.session)
+        except ExplainError:  # nothing is kept of a session of one turn
+            return {EXPLANATION_KEY: None}
+        return {EXPLANATION_KEY: found.model_dump(mode="json", exclude_defaults=True)}
+
+    async def _aexplanation(self, request: ChatRequest, result: GenerationResult) -> dict[str, Any]:
+        return await asyncio.to_thread(self._explanation, request, result) if self.explain else {}
+
+    def _explain_session(self, engine: Any, session: str) -> SessionExplanation:
+        explanation: SessionExplanation = engine.explain(session)
+        return explanation
 
     # langchain-core calls _stream without a run manager: its metadata goes the other way round.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -26,7 +26,11 @@ REASONING_KEY = "reasoning_content"
 
 
 def chat_result(
-    request: ChatRequest, chunks: Iterable[GenerationChunk], result: GenerationResult, model_name: str
+    request: ChatRequest,
+    chunks: Iterable[GenerationChunk],
+    result: GenerationResult,
+    model_name: str,
+    more: Mapping[str, Any] | None = None,
 ) -> ChatResult:
     """Return the whole answer: text, reasoning, calls, invalid calls, usage, metadata, and its region as a tag.
 
@@ -35,13 +39,14 @@ def chat_result(
         chunks: what the engine generated, in the pieces of its stream.
         result: how it ended.
         model_name: for the metadata.
+        more: the same, beside the retention summary.
     """
     reader = request.reader()
     pieces: list[Piece] = []
     for chunk in chunks:
         pieces.extend(reader.feed(chunk.text, chunk.token_ids))
     answer = collect([*pieces, *reader.finish(result.finish_reason)])
-    metadata, usage = _about(request, result, model_name, answer.calls, reader)
+    metadata, usage = _about(request, result, model_name, answer.calls, reader, more)
     message = AIMessage(
         content=answer.text,
         tool_calls=[tool_call(name=c.name or "", args=c.arguments or {}, id=c.id) for c in answer.calls if c.valid],
@@ -75,10 +80,10 @@ class ChunkWriter:
         """Chunks of what a piece of the answer brings."""
         yield from self._chunks(self._reader.feed(chunk.text, chunk.token_ids))
 
-    def finish(self, result: GenerationResult) -> Iterator[ChatGenerationChunk]:
+    def finish(self, result: GenerationResult, more: Mapping[str, Any] | None = None) -> Iterator[ChatGenerationChunk]:
         """The rest, and the last chunk with usage, metadata and the tag: a tag stands on ONE chunk."""
         yield from self._chunks(self._reader.finish(result.finish_reason))
-        metadata, usage = _about(self._request, result, self._model_name, self._calls, self._reader)
+        metadata, usage = _about(self._request, result, self._model_name, self._calls, self._reader, more)
         last = AIMessageChunk(
             content="",
             additional_kwargs=_tag(self._request),
@@ -117,9 +122,10 @@ def _about(
     model_name: str,
     calls: Sequence[ParsedCall],
     reader: AnswerReader,
+    more: Mapping[str, Any] | None,
 ) -> tuple[dict[str, Any], UsageMetadata]:
     complete = bool(calls) and all(call.valid for call in calls)
-    metadata = response_metadata(result, model_name, complete, request.with_logprobs, request.engine.tokenizer)
+    metadata = response_metadata(result, model_name, complete, request.with_logprobs, request.engine.tokenizer, more)
     reasoning = reader.reasoning_tokens if request.format.parsers.reasoning is not None else None
     return metadata, usage_metadata(result, reasoning)
 

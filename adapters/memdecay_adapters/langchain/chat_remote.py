@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from langchain_core.utils import secret_from_env
@@ -17,6 +17,10 @@ from pydantic import Field, SecretStr, model_validator
 
 from memdecay_adapters.langchain.chat_model import ChatMemDecay
 from memdecay_agents.errors import ConfigError, UnsupportedError
+from memdecay_agents.sessions import SessionId
+
+if TYPE_CHECKING:
+    from memdecay_agents.explanation import SessionExplanation
 
 API_KEY_VARIABLE = "MEMDECAY_API_KEY"
 """Environment variable with the API key, where none is given."""
@@ -85,6 +89,11 @@ class ChatMemDecayRemote(ChatMemDecay):
                 remedy="Leave model out, or ask the server that holds it.",
             )
         return engine
+
+    def _explain_session(self, engine: Any, session: str) -> SessionExplanation:
+        named = SessionId.parse(session)
+        explanation: SessionExplanation = engine.explain(named.hint_session, named.agent_path)
+        return explanation
 
     def _running_engine(self) -> Any:
         return self.get_engine()  # sessions outlive this process: there may be some that it never saw

@@ -35,8 +35,9 @@ def response_metadata(
     tool_calls: bool,
     with_logprobs: bool,
     tokenizer: Any,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return plain, JSON-safe metadata of an answer.
+    """Return plain, JSON-safe metadata of an answer; ``more`` stands beside what ``memdecay`` holds.
 
     ``finish_reason`` is OpenAI's: "tool_calls" for a complete answer that calls tools, else vLLM's ("stop",
     "length", "abort"). ``memdecay`` holds the retention summary (see ``RetentionSummary``), times, and the
@@ -52,6 +53,7 @@ def response_metadata(
             **retention,
             "wall_seconds": result.wall_seconds,
             "time_to_first_token_seconds": result.time_to_first_token_seconds,
+            **(more or {}),
         },
     }
     if (kept := ids_to_keep(tokenizer, result.token_ids, result.text)) is not None:
