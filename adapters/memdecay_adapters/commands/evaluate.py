@@ -55,8 +55,8 @@ def evaluate(
     ] = None,
     reserve_pages: Annotated[int, typer.Option(min=0, max=64, help="Of --tier host: kept free for them.")] = 0,
     repair: Annotated[
-        int | None, typer.Option(min=1, help="Of --tier host: newest tokens computed again between turns.")
-    ] = None,
+        int, typer.Option(min=0, help="Of --tier host: newest tokens computed again between turns; 0: none.")
+    ] = 512,
     longest: Annotated[int, typer.Option(min=1, help="Longer traces of files are left out (tokens).")] = 4096,
     shortest: Annotated[int, typer.Option(min=1, help="Shorter traces of files are left out (tokens).")] = 1,
     supersedes: Annotated[bool, typer.Option(help="Whether agents say what is superseded.")] = True,
@@ -88,7 +88,7 @@ def evaluate(
         reserve_pages=reserve_pages,
         least_share=least_share,
         recall_every=recall_every,
-        repair_tokens=repair,
+        repair_tokens=(repair or None) if tier == "host" else None,
     )
     with output.progress() as show:
         result = Evaluation(options, show).run()
