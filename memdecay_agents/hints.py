@@ -94,7 +94,8 @@ class RequestHints(BaseModel):
 
     repair_tokens: Annotated[int, Field(gt=0, le=_MAX_INDEX)] | None = None
     """Not a turn: the prompt is the session's history, of which at most so many of the newest tokens are computed again
-    while everything that left is back from host memory; then the session is brought down to its budget again."""
+    while everything that left is back from host memory; then the session is brought down to its budget again. Asked for
+    one token, which says nothing; a request for more is a turn."""
 
     @_model_validator(mode="wrap")
     @classmethod

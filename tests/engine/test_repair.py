@@ -195,6 +195,17 @@ def test_a_repair_that_is_stopped_leaves_a_session_that_goes_on(talk, random_ora
     engine.ledger().check_integrity()
 
 
+def test_a_request_for_more_than_one_token_is_a_turn_within_its_budget(talk):
+    talk.turn()
+    talk.turn()
+    engine = talk.engine
+    request = engine.run_on_engine_thread(lambda _, __: next(engine._repairs.of("default", talk.thread, None, LAST)))
+    turns = counted(engine, "memdecay_turns_total")
+    result = engine.generate(request.token_ids, sampling(4), request.hints)
+    assert counted(engine, "memdecay_turns_total") == turns + 1
+    assert result.retention.peak_pages_decode <= result.retention.budget_pages
+
+
 def test_repairs_are_refused_where_nothing_would_come_of_them(engine, engine_house, random_llama_path):
     with pytest.raises(EngineError, match="last_tokens is 0"):
         engine.repair("t", last_tokens=0)

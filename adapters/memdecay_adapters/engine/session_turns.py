@@ -68,7 +68,8 @@ class SessionTurns(SessionEnds):
             hints,
             home,
             retains=retains,
-            repairs=hints.repair_tokens is not None and retains and self.tier is not None,
+            # one that went on generating would hold everything for as long as it liked
+            repairs=hints.repair_tokens is not None and retains and self.tier is not None and request.max_tokens == 1,
             waits_for=waits_for,
             budget=budget,
             number=next(self._numbers),
