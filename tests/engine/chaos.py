@@ -350,6 +350,7 @@ class Chaos:
             stream = self.engine.submit(prompt, sampling, hints)
         except MemDecayError:
             assert conversation.budget is not None, "only a budget can be too small here"
+            assert not repairs, "its session kept to it"
             self.counts["refused"] += 1
             return None
         pinned, new_tokens = conversation.pinned_pages(PAGE), sampling.max_tokens or 1

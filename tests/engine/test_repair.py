@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from memdecay_adapters.engine import HostTier, Repair
@@ -153,7 +155,7 @@ def test_a_turn_that_comes_while_its_session_is_repaired_waits_and_goes_on_from_
     talk.turn()
     talk.turn()
     engine = talk.engine
-    request = engine.run_on_engine_thread(lambda _, __: next(engine._repairs.of("default", talk.thread, None, LAST)))
+    request = wanted(engine, talk.thread)
     before = len(talk.moves)
 
     def both(_, __):
@@ -199,11 +201,130 @@ def test_a_request_for_more_than_one_token_is_a_turn_within_its_budget(talk):
     talk.turn()
     talk.turn()
     engine = talk.engine
-    request = engine.run_on_engine_thread(lambda _, __: next(engine._repairs.of("default", talk.thread, None, LAST)))
+    request = wanted(engine, talk.thread)
     turns = counted(engine, "memdecay_turns_total")
     result = engine.generate(request.token_ids, sampling(4), request.hints)
     assert counted(engine, "memdecay_turns_total") == turns + 1
     assert result.retention.peak_pages_decode <= result.retention.budget_pages
+
+
+def wanted(engine, thread, last_tokens=LAST):
+    return engine.run_on_engine_thread(lambda _, __: next(engine._repairs.of("default", thread, None, last_tokens)))
+
+
+def aborted_in_its_prompt(talk, tokens=300, steps=2):
+    """A turn of which so many steps are computed."""
+    talk.tokens = [*talk.tokens, *ids(tokens, 77)]
+
+    def start_and_stop(llm, _):
+        stream = talk.engine.submit(talk.tokens, sampling(), hints(len(talk.tokens), talk.thread, 200))
+        talk.engine._thread._take_commands()
+        for _ in range(steps):
+            llm.step()
+        talk.engine._thread._abort(stream.request_id)
+        return stream
+
+    stopped = talk.engine.run_on_engine_thread(start_and_stop).result()
+    assert stopped.finish_reason == "abort"
+
+
+def test_a_session_whose_turn_was_aborted_in_its_prompt_is_repaired_as_far_as_it_goes(talk):
+    talk.turn()
+    talk.turn()
+    aborted_in_its_prompt(talk)
+    request = wanted(talk.engine, talk.thread)
+    assert request.hints.spans[-1].end == len(request.token_ids) < len(talk.tokens)
+    assert talk.repair(last_tokens=LAST).repaired_tokens > 0
+    assert talk.repair(last_tokens=LAST) is None
+
+
+def test_a_waiting_turn_that_is_aborted_and_sent_again_waits_again(talk, random_oracle):
+    talk.turn()
+    talk.turn()
+    engine, request, before = talk.engine, wanted(talk.engine, talk.thread), len(talk.moves)
+    talk.tokens = [*talk.tokens, *ids(40, 7)]
+    talk.prompt = list(talk.tokens)
+
+    def all_at_once(llm, _):
+        streams = [engine.submit(request.token_ids, sampling(1), request.hints)]
+        for _ in range(2):
+            streams.append(engine.submit(talk.prompt, sampling(), hints(len(talk.prompt), talk.thread, 200)))
+            engine._thread._take_commands()
+            if len(streams) == 2:
+                llm.step()
+                engine._thread._abort(streams[1].request_id)
+        return streams
+
+    repair, first, second = engine.run_on_engine_thread(all_at_once)
+    assert first.result().finish_reason == "abort"
+    talk.result = second.result()
+    talk.tokens = [*talk.prompt, *talk.result.token_ids]
+    talk.repairs.append((before, repair.result().retention.continued_tokens))
+    assert talk.result.retention.session == repair.result().retention.session
+    assert talk.result.retention.continued_tokens == len(request.token_ids)
+    assert talk.distance(random_oracle) <= MAX_DISTANCE
+    keys = engine.run_on_engine_thread(lambda _, internals: [one.state.key for one in internals.controller.sessions])
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("change", [{"prompt_logprobs": 1}, {}])
+def test_hints_that_ask_for_a_repair_lift_no_budget(talk, change):
+    """A client may say anything: without its session, or with one that is read anew, the request is a turn."""
+    prompt = ids(600, 5)
+    asked = hints(len(prompt), talk.thread, 200, repair_tokens=10)
+    result = talk.engine.generate(prompt, sampling(1, **change), asked)
+    assert result.retention.peak_pages_prefill <= result.retention.budget_pages + 64 // PAGE + 1
+    assert result.retention.repaired_tokens == 0
+
+
+def test_an_edited_history_that_is_read_anew_is_no_way_around_a_budget(talk):
+    talk.turn()
+    talk.turn()
+    aborted_in_its_prompt(talk)
+    request = wanted(talk.engine, talk.thread)
+    anew = request.hints.model_copy(update={"rewind": "recompute"})
+    result = talk.engine.generate(request.token_ids, sampling(1), anew)
+    retention = result.retention
+    assert retention.repaired_tokens or retention.peak_pages_prefill <= retention.budget_pages + 64 // PAGE + 1
+    assert retention.pages_held <= retention.budget_pages
+
+
+def test_a_repair_leaves_the_order_and_the_age_of_idle_sessions(talk):
+    old, new = talk, Talk(talk.engine, f"{talk.thread}-new", seed=4)
+    for one in (old, old, new, new):
+        one.turn()
+
+    def idle(_, internals):
+        return [(one.home.thread_id, one.idle_since_seconds) for one in internals.controller.sessions]
+
+    before = talk.engine.run_on_engine_thread(idle)
+    assert [name for name, _ in before] == [old.thread, new.thread]
+    assert new.repair(last_tokens=LAST) is not None
+    assert old.repair(last_tokens=LAST) is not None
+    assert talk.engine.run_on_engine_thread(idle) == before
+
+
+def test_a_preempted_repair_is_waited_for_and_is_no_turn(talk):
+    talk.turn()
+    talk.turn()
+    engine, request = talk.engine, wanted(talk.engine, talk.thread, 200)
+    turns = counted(engine, "memdecay_turns_total")
+    talk.prompt = talk.tokens = [*talk.tokens, *ids(40, 7)]
+
+    def preempted(llm, _):
+        repair = engine.submit(request.token_ids, sampling(1), request.hints)
+        engine._thread._take_commands()
+        llm.step()
+        with contextlib.suppress(RuntimeError):  # idle sessions would be in its way; it preempts first
+            llm.reset_prefix_cache(reset_running_requests=True)
+        turn = engine.submit(talk.prompt, sampling(), hints(len(talk.prompt), talk.thread, 200))
+        return repair, turn
+
+    repair, turn = (one.result() for one in engine.run_on_engine_thread(preempted))
+    assert turn.retention.session == repair.retention.session
+    assert turn.retention.continued_tokens == len(request.token_ids)
+    assert counted(engine, "memdecay_turns_total") == turns + 1
+    engine.ledger().check_integrity()
 
 
 def test_repairs_are_refused_where_nothing_would_come_of_them(engine, engine_house, random_llama_path):

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from memdecay_adapters.engine import MemDecayEngine
+from memdecay_agents import RequestHints
 from memdecay_agents.errors import EngineError
 from memdecay_agents.recall import page_evidence
+from memdecay_agents.spans import Span, SpanFlag
 from tests.engine.chaos_engine import worker_of
 from tests.engine.oracle import logprob_distance
 from tests.engine.prompts import ids
-from tests.engine.tier_talks import MAX_DISTANCE, PAGE, TIER, Talk, hints, open_engine, sampling, serve
+from tests.engine.tier_talks import BUDGET, MAX_DISTANCE, PAGE, TIER, Talk, hints, open_engine, sampling, serve
 
 pytestmark = pytest.mark.engine
 
@@ -252,3 +254,40 @@ def test_two_ranks_swap_the_same_pages(engine, random_llama_path):
         two, _ = serve(ranks)
     assert one == two
     assert any(recalled for _, recalled in one)
+
+
+def test_a_page_that_this_step_computes_for_another_is_copied_once_it_is_there(talk):
+    """vLLM publishes pages when they are scheduled: a request may begin on them, and lose them, in the same step."""
+    engine, shared = talk.engine, ids(250, 9)
+    first_spans = (Span(0, 16, "system"), Span(16, 250, "tool_out"))
+    one = RequestHints(session="whole", agent="a", budget_tokens=2000, spans=first_spans)
+    prompt, page = (
+        [*shared, *ids(40, 10)],
+        12,
+    )  # 192 to 208: in the fourth chunk of 64, as is the second request's start
+    spans = (
+        Span(0, 16, "system"), Span(16, 192, "tool_out"), Span(192, 208, "tool_out", SpanFlag.SUPERSEDED),
+        Span(208, 290, "user"),
+    )  # fmt: skip
+    two = RequestHints(session="within", agent="a", budget_tokens=BUDGET, spans=spans)
+
+    def both(_, __):
+        return engine.submit(shared, sampling(1), one), engine.submit(prompt, sampling(1), two)
+
+    whole, within = (stream.result() for stream in engine.run_on_engine_thread(both))
+    left = [move for move in engine.ledger().moves(within.retention.session) if move.page == page]
+    assert whole.cached_tokens == 0
+    assert within.cached_tokens == 240
+    assert left[0].computed_tokens == 240, "it left in the step in which the other request computed it"
+
+    def bytes_of_both(_, internals):
+        rows = {one.state.key: one.blocks for one in internals.controller.sessions}
+        tier = worker_of(internals)._tier
+        away = internals.controller.tier.catalogue.of(within.retention.session)[page]
+        block = rows[whole.retention.session][page].block_id
+        assert not away.resident
+        assert not away.pending
+        return tier.store.page(away.slot).clone(), torch.stack([cache[block] for cache in tier._layers])
+
+    kept, computed = engine.run_on_engine_thread(bytes_of_both)
+    assert torch.equal(kept, computed)

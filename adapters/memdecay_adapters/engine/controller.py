@@ -75,7 +75,7 @@ class EvictionController(StepEvidence):
             if not tracked.retains:
                 return ()
             self._state_of(tracked).kept_pages = frozenset()
-        elif tracked.repairs and tracked.has_begun:
+        elif tracked.repairs:
             return ()  # everything is there until it has ended
         elif processed_tokens < tracked.recall.rerun_until and not tracked.is_decoding(processed_tokens):
             return ()  # the turn is computed again with what it holds
@@ -124,6 +124,8 @@ class EvictionController(StepEvidence):
         """
         tracked = self._requests[request_id]
         tracked.settled_pages = 0
+        if plan.pages and not tracked.request.is_finished():
+            tracked.recall.whole = False
         for entry in self._book(self._state_of(tracked), plan, request_id, reason, self.row_of(request_id)):
             tracked.freed_by_region[entry.region] += 1
         if plan.pages:
@@ -156,12 +158,27 @@ class EvictionController(StepEvidence):
         entries = state.apply(plan, request_id=request_id, reason=reason)
         self.live.evicted(state.session_id.tenant, state.agent, entries)
         if self.tier is not None:
-            self.tier.page_out(state, row, entries)
+            self.tier.page_out(state, row, entries, self._being_computed(request_id))
         by_region = Counter((entry.region, entry.reason) for entry in entries)
         for (region, why), pages in by_region.items():
             self.events.note(EVICTED_PAGES, state.agent, region, why.value, by=pages, level=logging.DEBUG,
                              request=request_id, session=state.key)  # fmt: skip
         return entries
+
+    def _being_computed(self, request_id: str) -> set[int]:
+        """Blocks that other requests write in the step that is being planned, or later.
+
+        vLLM publishes a page when it is scheduled, so that a request of the same step may begin on it, and lose it
+        again, before its bytes are there.
+        """
+        blocks: set[int] = set()
+        others = {name: tracked.request for name, tracked in self._requests.items()}
+        others |= {name: request for name, (request, _) in self._plain.items()}
+        others.pop(request_id, None)
+        for name, request in others.items():
+            unwritten = self.row_of(name)[request.num_computed_tokens // self.page_size_tokens :]
+            blocks.update(block.block_id for block in unwritten if not block.is_null)
+        return blocks
 
     def note_restored(self, request_id: str, brought: Mapping[int, Block]) -> None:
         """Pages came back into a running request's row: the worker learns of it with the next step."""

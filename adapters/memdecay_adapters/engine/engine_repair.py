@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from memdecay_adapters.engine.engine_part import EnginePart
 from memdecay_adapters.engine.engine_sessions import DEFAULT_TENANT
+from memdecay_adapters.engine.stream import RequestStream
 from memdecay_adapters.engine.tier.repairs import RepairRequest, Repairs
 from memdecay_adapters.engine.tier.settings import HostTier, Repair
 from memdecay_agents.errors import EngineError
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from memdecay_adapters.engine.engine_thread import EngineThread
     from memdecay_adapters.engine.inprocess import EngineInternals
     from memdecay_adapters.engine.results import RetentionSummary
-    from memdecay_adapters.engine.stream import RequestStream
-    from memdecay_agents.hints import RequestHints
 
 REPAIR_ID = "memdecay-repair"
 """Request ids of repairs that the engine begins by itself start so."""
@@ -47,13 +45,17 @@ def while_idle(internals: EngineInternals, repairs: Repairs | None, thread: Engi
         request, seconds = (None, None) if repairs is None else repairs.next_due()
         engine = None if (running := weak()) is None else running.engine
         if request is not None and engine is not None:
-            prompt: dict[str, Any] = {"prompt_token_ids": request.token_ids}
-            if request.hints.tenant != DEFAULT_TENANT:
-                prompt["cache_salt"] = request.hints.tenant
-            engine.add_request(f"{REPAIR_ID}-{next(numbers)}", prompt, _sampling(request))
+            engine.add_request(f"{REPAIR_ID}-{next(numbers)}", _prompt(request), _sampling(request))
         return min((one for one in (expiry, seconds) if one is not None), default=None)
 
     return idle
+
+
+def _prompt(request: RepairRequest) -> dict[str, Any]:
+    prompt: dict[str, Any] = {"prompt_token_ids": request.token_ids}
+    if request.hints.tenant != DEFAULT_TENANT:
+        prompt["cache_salt"] = request.hints.tenant
+    return prompt
 
 
 def _sampling(request: RepairRequest) -> SamplingParams:
@@ -74,12 +76,7 @@ class Repairing(EnginePart):
 
     host_tier: HostTier | None
     _repairs: Repairs | None
-
-    @abstractmethod
-    def submit(
-        self, prompt_token_ids: list[int], sampling: SamplingParams, hints: RequestHints | None = None
-    ) -> RequestStream:
-        """Start a request."""
+    _ids: Iterator[int]
 
     def repair(
         self,
@@ -102,11 +99,11 @@ class Repairing(EnginePart):
             tenant: whose thread.
 
         Returns:
-            What each repaired session held then; ``continued_tokens`` were not computed again. Empty: there is nothing
-            to repair, a turn is running, or the pool has no room for all that left.
+            What each repaired session held then; its newest ``repaired_tokens`` were computed again. Empty: there is
+            nothing to repair, a turn is running, or the pool has no room for all that left.
 
         Raises:
-            EngineError: the engine has no host tier, or ``last_tokens`` is less than 1.
+            EngineError: the engine has no host tier, or is closed meanwhile, or ``last_tokens`` is less than 1.
         """
         self._check_usable()
         repairs = self._repairs
@@ -116,10 +113,20 @@ class Repairing(EnginePart):
                 rule="the engine has no host tier" if repairs is None else f"last_tokens is {last_tokens}",
                 remedy="Start it with MemDecayEngine(host_tier=HostTier(max_bytes=...)); repair one token or more.",
             )
-        wanted = self._thread.call(lambda: list(repairs.of(tenant, thread_id, agent, last_tokens)))
-        done = []
-        for request in wanted:
-            result = self.submit(request.token_ids, _sampling(request), request.hints).result()
-            if result.retention is not None:
-                done.append(result.retention)
-        return done
+
+        def begin() -> list[RequestStream]:
+            """Between two steps, so that no turn comes between a session's history and its repair."""
+            streams = []
+            for request in repairs.of(tenant, thread_id, agent, last_tokens):
+                stream = RequestStream(f"memdecay-{next(self._ids)}", self._thread.abort)
+                self._thread.begin(stream, _prompt(request), _sampling(request))
+                streams.append(stream)
+            return streams
+
+        streams = self._thread.call(begin)
+        try:
+            summaries = [stream.result().retention for stream in streams]
+        finally:
+            for stream in streams:
+                stream.abort()  # interrupted while waiting; else it has ended and this does nothing
+        return [summary for summary in summaries if summary is not None and summary.repaired_tokens]

@@ -104,19 +104,26 @@ class EngineThread:
             check: called on the engine thread first; what it raises refuses the request.
         """
 
-        def run() -> None:
-            try:
-                if check is not None:
-                    check()
-                internal_id = self.engine.add_request(stream.request_id, prompt, sampling)
-            except Exception as error:
-                stream.fail(own_refusal(error))
-                return
-            self._running[stream.request_id] = _Running(
-                stream, internal_id, len(prompt["prompt_token_ids"]), started=time.perf_counter()
-            )
+        self._send(_Command(lambda: self.begin(stream, prompt, sampling, check), stream.fail))
 
-        self._send(_Command(run, stream.fail))
+    def begin(
+        self,
+        stream: RequestStream,
+        prompt: dict[str, Any],
+        sampling: SamplingParams,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """The same at once, on the engine thread."""
+        try:
+            if check is not None:
+                check()
+            internal_id = self.engine.add_request(stream.request_id, prompt, sampling)
+        except Exception as error:
+            stream.fail(own_refusal(error))
+            return
+        self._running[stream.request_id] = _Running(
+            stream, internal_id, len(prompt["prompt_token_ids"]), started=time.perf_counter()
+        )
 
     def abort(self, request_id: str) -> None:
         """Stop a request; does nothing if it has ended."""

@@ -53,6 +53,8 @@ class RetentionSummary:
     """Runs of pages: first page, one past the last, majority region, whether they were held at the end."""
     messages: tuple[tuple[int, int], ...] = ()
     """Tokens (held, freed) of each message of the prompt and, last, of the answer; empty: the hints named none."""
+    repaired_tokens: int = 0
+    """Tokens that a repair has computed again with everything there; 0: this was a turn, or found no room."""
     recalled_pages: tuple[int, ...] = ()
     """Logical pages that came back from host memory in this turn."""
 
@@ -71,8 +73,9 @@ class RetentionSummary:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the request's output; a key that says nothing is left out where it is younger."""
         raw = asdict(self)
-        if not self.recalled_pages:
-            del raw["recalled_pages"]
+        for name in ("recalled_pages", "repaired_tokens"):
+            if not raw[name]:
+                del raw[name]
         return raw
 
 

@@ -57,7 +57,8 @@ class SessionEnds(RequestAdmission):
         self._keep_sessions = settings.keep_sessions
         self._retiring: dict[str, RetainedSession] = {}
         self._summaries: OrderedDict[str, RetentionSummary] = OrderedDict()
-        self._holders: dict[SessionId, str] = {}
+        self._holders: dict[SessionId, list[str]] = {}
+        """Requests of each session, in the order in which they came; of several the first one may be its repair."""
         self._evicted_since_step: dict[str, list[int]] = {}
         self._restored_since_step: dict[str, dict[int, int]] = {}
 
@@ -70,8 +71,8 @@ class SessionEnds(RequestAdmission):
         if tracked is None:
             return None
         self.admission.release(request_id)
-        if self._holders.get(tracked.home) == request_id:
-            del self._holders[tracked.home]
+        if others := [name for name in self._holders.pop(tracked.home, []) if name != request_id]:
+            self._holders[tracked.home] = others
         never = tracked.home._replace(branch=f"{tracked.home.branch}~{request_id}")
         state = tracked.state or self._new_state(tracked, never)  # it may never have been scheduled
         if tracked.recall.rerun_until:  # ended while its prompt was computed again: the rest is of before
@@ -79,7 +80,7 @@ class SessionEnds(RequestAdmission):
         state.kept_pages = frozenset()
         summary = summarise(tracked, state, self.page_size_tokens)
         self._summaries[request_id] = summary
-        if not tracked.repairs:
+        if tracked.repaired is None:
             self.events.count(TURNS, summary.agent)
             self.agents.add(summary)
         if len(self._summaries) > MAX_SUMMARIES:
@@ -87,7 +88,7 @@ class SessionEnds(RequestAdmission):
         computed = state.tokens.computed_tokens
         if tracked.retains and computed:
             token_ids = np.asarray(tracked.request.all_token_ids[:computed], dtype=np.int64)
-            before = tracked.repaired if tracked.repairs else None
+            before = tracked.repaired
             self._retiring[request_id] = RetainedSession(
                 tracked.home,
                 state,
@@ -97,6 +98,7 @@ class SessionEnds(RequestAdmission):
                 tracked.request.num_prompt_tokens if before is None else before.prompt_tokens,
                 hints=tracked.hints if before is None else before.hints,
                 repair_tried=before is not None,
+                idle_since_seconds=0.0 if before is None else before.idle_since_seconds,
             )
             if self.tier is not None and tracked.hints.needs_next is not None:
                 self.tier.wish(state, tracked.hints.needs_next)
@@ -124,6 +126,10 @@ class SessionEnds(RequestAdmission):
                 self.tier.catalogue.drop(tracked.state.key)
             tracked.state.reset_cache()
         return retained
+
+    def is_held(self, home: SessionId) -> bool:
+        """Whether a request of this session runs or waits."""
+        return home in self._holders
 
     def _forget_moves(self, request_id: str) -> None:
         self._evicted_since_step.pop(request_id, None)

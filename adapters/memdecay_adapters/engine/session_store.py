@@ -185,9 +185,14 @@ class SessionStore:
         return slots[0].state.session_id, self.take(slots[0])
 
     def put(self, session: RetainedSession) -> list[RetainedSession]:
-        """Keep a session; returns those that had to make way, whose pages the caller frees."""
-        session.idle_since_seconds = self._clock()
+        """Keep a session; returns those that had to make way, whose pages the caller frees.
+
+        One that was only repaired has been idle since its turn ended, and takes its old place.
+        """
+        session.idle_since_seconds = session.idle_since_seconds if session.repair_tried else self._clock()
         self._idle[id(session)] = session
+        if session.repair_tried:
+            self._idle = OrderedDict(sorted(self._idle.items(), key=lambda item: item[1].idle_since_seconds))
         surplus = max(0, len(self._idle) - self.max_sessions)
         return [self.take(other) for other in list(self)[:surplus]]
 

@@ -55,13 +55,13 @@ class SessionTurns(SessionEnds):
             return
         home = hints.session_id
         # No thread, or the session is held by a turn that still runs: a session of this one turn.
-        holder = self._requests.get(self._holders.get(home, ""))
-        waits_for = holder.request.request_id if holder is not None and holder.repairs else ""
-        alone = not home.thread_id or (home in self._holders and not waits_for)
+        holders = self._holders.get(home, [])
+        waits_for = next((name for name in holders if self._requests[name].may_repair), "")
+        alone = not home.thread_id or any(name != waits_for for name in holders)
         if alone:
             home = home._replace(branch=f"{home.branch}~{request.request_id}")
         budget = hints.agent_budget(self.config) if self.policy.evicts else None
-        self._holders[home] = request.request_id
+        self._holders.setdefault(home, []).append(request.request_id)
         retains = self._keep_sessions and not alone
         self._requests[request.request_id] = TrackedRequest(
             request,
@@ -69,12 +69,19 @@ class SessionTurns(SessionEnds):
             home,
             retains=retains,
             # one that went on generating would hold everything for as long as it liked
-            repairs=hints.repair_tokens is not None and retains and self.tier is not None and request.max_tokens == 1,
+            may_repair=hints.repair_tokens is not None
+            and retains
+            and self.tier is not None
+            and request.max_tokens == 1,
             waits_for=waits_for,
             budget=budget,
             number=next(self._numbers),
             must_stay_pages=must_stay_pages(hints, request.num_prompt_tokens, request.max_tokens, self.config),
         )
+
+    def _asks_for_repair(self, hints: RequestHints, request: Request) -> bool:
+        """One that went on generating would hold everything for as long as it liked: that is a turn."""
+        return hints.repair_tokens is not None and self.tier is not None and request.max_tokens == 1
 
     def _hints_of(self, request: Request) -> RequestHints | None:
         extra_args = getattr(request.sampling_params, "extra_args", None)
@@ -111,11 +118,11 @@ class SessionTurns(SessionEnds):
             return 0  # vLLM ignores an answer to a request that reads no cache: it begins anew
         least = min(tracked.hints.spans[0].end, request.num_prompt_tokens - 1)
         match = self.sessions.match(tracked.home, request.prompt_token_ids, least)
-        if tracked.repairs:
+        if tracked.may_repair:
             match = self._match_to_repair(tracked, match, cached_tokens)
         if match is None:
             return 0
-        if match.edits_prompt and tracked.hints.rewind == "recompute":
+        if match.edits_prompt and tracked.hints.rewind == "recompute" and not tracked.may_repair:
             tracked.replaces = match.session
             return 0
         tracked.match = match if match.tokens >= cached_tokens else None
@@ -131,10 +138,12 @@ class SessionTurns(SessionEnds):
         """
         asked = tracked.hints.repair_tokens
         if match is None or match.diverges or asked is None or tracked.request.num_prompt_tokens != match.shared:
-            tracked.repairs = False
+            tracked.may_repair = False
             return match
         first = min(match.session.repair_from(asked, self.page_size_tokens), match.shared - 1)
-        return match._replace(tokens=max(self.sessions.usable(match.session, first), cached_tokens))
+        first = self.sessions.usable(match.session, first)
+        tracked.recall.skips = cached_tokens > first
+        return match._replace(tokens=max(first, cached_tokens))
 
     def continue_session(self, request_id: str) -> RetainedSession:
         """The request takes over the idle session that it matched, rewound to the shared prefix."""
@@ -152,8 +161,8 @@ class SessionTurns(SessionEnds):
         state, hints = retained.state, tracked.hints
         if self.tier is not None:
             self.tier.rewind(state, match.tokens)
-        if tracked.repairs:
-            tracked.repaired = retained
+        if tracked.may_repair:
+            tracked.repaired, tracked.repairs = retained, True
             state.recompute_from(match.tokens)
             tracked.recall.decided, tracked.recall.rerun_until = True, tracked.request.num_prompt_tokens
         else:
@@ -162,7 +171,8 @@ class SessionTurns(SessionEnds):
             state.begin_turn(begun, tracked.request.num_prompt_tokens)
             state.tokens.relabel(clip(hints.spans, 0, match.tokens))
         tracked.state, tracked.match, tracked.continued_tokens = state, None, match.tokens
-        self.events.count(CONTINUED_TOKENS, state.agent, by=match.tokens)
+        if tracked.repaired is None:
+            self.events.count(CONTINUED_TOKENS, state.agent, by=match.tokens)
         tracked.clean_pages = retained.clean_pages_at(match.tokens, self.page_size_tokens)
         return retained
 

@@ -61,7 +61,7 @@ class StepEvidence(SessionTurns):
                 self.live.step(tracked.home.tenant, tracked.hints.agent, tokens, generated)
             elif computed >= tracked.recall.rerun_until:
                 tracked.recall.rerun_until = 0  # its positions and its token were counted when they first came
-                if tracked.recall.mends:
+                if tracked.recall.whole:
                     self._state_of(tracked).sound_tokens = computed
             if tracked.repairs or not self.policy.uses_attention:
                 continue

@@ -79,10 +79,13 @@ class TrackedRequest:
     """The idle session that an edited history makes useless (``rewind="recompute"``)."""
     divergence: Divergence | None = None
     """Where the prompt departs from the session's history."""
-    repairs: bool = False
-    """Whether it is no turn: it computes the session's newest tokens again (`RequestHints.repair_tokens`)."""
+    may_repair: bool = False
+    """Whether it is no turn, if its session is what it says: it computes the newest tokens again
+    (`RequestHints.repair_tokens`)."""
     repaired: RetainedSession | None = None
-    """The session that it repairs, as it was."""
+    """The session that it repairs, as it was; None: it is a turn, or has not begun."""
+    repairs: bool = False
+    """Whether it repairs now. One that was preempted computes everything again, as a turn would."""
     waits_for: str = ""
     """The request that repairs its session: it is waited for."""
     in_worker: bool = False
@@ -235,6 +238,7 @@ def summarise(tracked: TrackedRequest, state: SessionState, page_size_tokens: in
         freed_by_region=dict(tracked.freed_by_region),
         page_runs=tuple(_runs([(region, page in held) for page, region in enumerate(page_regions)])),
         messages=message_retention(state, sorted(held)),
+        repaired_tokens=tracked.request.num_prompt_tokens - tracked.continued_tokens if tracked.recall.mends else 0,
         recalled_pages=tuple(sorted(tracked.recall.recalled)),
     )
 

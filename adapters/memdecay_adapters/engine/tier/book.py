@@ -2,12 +2,13 @@
 
 Copies are noted in the order of the moves that need them and done in that order before the next forward pass. A block
 that is freed is written by no earlier step than that one, so that what it held is still there to be copied, also
-where another page takes the block in the same step.
+where another page takes the block in the same step. A page that this very step computes for another request is copied
+before the step after it, ahead of all that is noted by then; until then nobody is told that the tier has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from memdecay_adapters.engine.block_rows import Block
 from memdecay_adapters.engine.events import DROPPED_HOST_PAGES, EngineEvents
@@ -38,17 +39,27 @@ class TierBook:
         )
         self._events = events
         self._copies: list[PageCopy] = []
+        self._after_step: list[tuple[HostPage, PageCopy]] = []
+        self._copied_now: list[HostPage] = []
+        """Pages whose copies, which had to wait a step, are the first of ``_copies``."""
         self._wishes: dict[str, RecallWish] = {}
 
     # ---- pages that leave and come back
 
-    def page_out(self, state: SessionState, row: Sequence[Block], entries: Sequence[LedgerEntry]) -> None:
+    def page_out(
+        self,
+        state: SessionState,
+        row: Sequence[Block],
+        entries: Sequence[LedgerEntry],
+        being_computed: Container[int] = (),
+    ) -> None:
         """Pages are about to leave a row: what the tier does not have yet is to be copied.
 
         Args:
             state: whose pages they are.
             row: with the pages still in it.
             entries: of their eviction.
+            being_computed: ids of blocks that this step writes for others: they are copied before the next one.
         """
         agent = (state.session_id.tenant, state.agent)
         dropped = 0
@@ -56,7 +67,13 @@ class TierBook:
             placed = self.catalogue.put(state.key, agent, entry)
             dropped += placed.dropped
             if placed.slot is not None:
-                self._copies.append(PageCopy("out", row[entry.page].block_id, placed.slot))
+                copy = PageCopy("out", row[entry.page].block_id, placed.slot)
+                if copy.block in being_computed:
+                    page = self.catalogue.of(state.key)[entry.page]
+                    page.pending = True
+                    self._after_step.append((page, copy))
+                else:
+                    self._copies.append(copy)
         if dropped:
             self._events.count(DROPPED_HOST_PAGES, state.agent, by=dropped)
 
@@ -102,8 +119,16 @@ class TierBook:
         return entries
 
     def take_copies(self) -> list[PageCopy]:
-        """The copies noted since the last step."""
+        """The copies noted since the last step; those of what that step wrote come first."""
         copies, self._copies = self._copies, []
+        for page in self._copied_now:
+            page.pending = False
+        self._copied_now = []
+        for page, copy in self._after_step:
+            if self.catalogue.of(page.session).get(page.page) is page:  # else its slot may be another's by now
+                self._copies.append(copy)
+                self._copied_now.append(page)
+        self._after_step = []
         return copies
 
     # ---- sessions that end or go back

@@ -37,6 +37,8 @@ class HostPage:
     """Whether the page is on the device, too."""
     held: bool = False
     """Whether it must stay: it is about to come back."""
+    pending: bool = False
+    """Whether its bytes are not there yet: the step that computes them has not run."""
     version: int = 0
     """Grows when its rank changes."""
 
@@ -104,8 +106,8 @@ class HostCatalogue:
         return self._sessions.get(session, {})
 
     def away(self, session: str) -> list[HostPage]:
-        """A session's pages that are in the tier alone, ascending."""
-        return [page for _, page in sorted(self.of(session).items()) if not page.resident]
+        """A session's pages that are in the tier alone and may be read, ascending."""
+        return [page for _, page in sorted(self.of(session).items()) if not (page.resident or page.pending)]
 
     def agents(self) -> Counter[AgentKey]:
         """Pages in the tier by agent."""

@@ -14,7 +14,7 @@ from memdecay_adapters.engine.session_store import RetainedSession
 from memdecay_adapters.engine.tier.settings import Repair
 from memdecay_agents.hints import RequestHints
 from memdecay_agents.sessions import SessionId
-from memdecay_agents.spans import Span
+from memdecay_agents.spans import Span, clip
 
 
 class RepairRequest(NamedTuple):
@@ -50,7 +50,10 @@ class Repairs:
         waiting = [session for session in sessions if not session.repair_tried and self._can(session)]
         if not waiting:
             return None, None
-        return (None, left) if left > 0 else (self.request(waiting[-1]), None)
+        if left > 0:
+            return None, left
+        waiting[-1].repair_tried = True  # whatever comes of it: it is not tried again before its next turn
+        return self.request(waiting[-1]), None
 
     def of(self, tenant: str, thread_id: str, agent: str | None, last_tokens: int | None) -> Iterator[RepairRequest]:
         """The same at once, for the idle sessions of a thread that can be repaired.
@@ -72,8 +75,9 @@ class Repairs:
     def request(self, session: RetainedSession, last_tokens: int | None = None) -> RepairRequest:
         """The session's history as a prompt, every token in the region that it has; see `of`."""
         last = session.hints or RequestHints()
-        spans = last.spans
-        if (n_tokens := len(session.token_ids)) > session.prompt_tokens:
+        n_tokens = len(session.token_ids)
+        spans = tuple(clip(last.spans, 0, n_tokens))  # a turn that was aborted has computed less than its prompt
+        if n_tokens > session.prompt_tokens:
             spans = (*spans, Span(session.prompt_tokens, n_tokens, last.output_region))
         hints = last.model_copy(
             update={"spans": spans, "messages": (), "recall": None, "needs_next": None,
@@ -85,7 +89,7 @@ class Repairs:
         """Whether there is something to compute again, and room for everything that left."""
         page, n_tokens = self._controller.page_size_tokens, len(session.token_ids)
         first, tier = session.repair_from(last_tokens or self.repair.last_tokens, page), self._controller.tier
-        if first >= n_tokens or tier is None or session.hints is None:
+        if first >= n_tokens or tier is None or session.hints is None or self._controller.is_held(session.home):
             return False
         away = sum(one.page * page < first for one in tier.catalogue.away(session.state.key))
         return away + n_tokens // page + 2 - first // page <= self._free_pages()

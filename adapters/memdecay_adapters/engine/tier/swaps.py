@@ -81,12 +81,14 @@ class Swaps:
         away = [one for one in self._book.catalogue.away(state.key) if one.page < len(row)]
         to_compute = request.num_prompt_tokens // page + 1 - len(row)
         if len(away) + to_compute > self._cache.free_page_count():
+            tracked.repairs = False  # others came first: it ends as a turn that repeats its prompt's end
             self._note(tracked, state, "repair", {}, "no_room")
             return
         kept, clean, first = state.kept_pages, tracked.clean_pages, tracked.continued_tokens
         brought = self._moves.swap(tracked, state, row, away, 0, first, cause="repair")
         state.kept_pages, tracked.recall.mends = kept, True
-        if clean is not None and first <= clean * page and not any(block.is_null for block in row):
+        tracked.recall.whole = not tracked.recall.skips and not any(block.is_null for block in row)
+        if clean is not None and first <= clean * page and tracked.recall.whole:
             tracked.clean_pages = None  # all of it will have seen its whole context
         self._note(tracked, state, "repair", brought, "swapped" if brought else "nothing")
 

@@ -21,5 +21,9 @@ class TurnRecall:
     """Tokens up to which the turn is being computed again; 0: it is not."""
     mends: bool = False
     """Whether it repairs its session, and everything that the tier has came back for that."""
+    whole: bool = False
+    """Whether, of a repair, no page is missing then, and none was taken since: what it computes is sound."""
+    skips: bool = False
+    """Whether a cached prefix spares a repair tokens that it was to compute."""
     recalled: set[int] = field(default_factory=set)
     """Pages that came back in this turn."""
