@@ -107,7 +107,7 @@ class Probing:
         room = self._room(tracked, state, len(held))
         if not retained and not room:
             return None
-        return OpenProbe(rewind_to, away, retained, recent, room, self._pinned(view))
+        return OpenProbe(rewind_to, away, retained, recent, room, self._pinned(view, self.due(tracked) // page))
 
     def message(self, request_id: str, opened: OpenProbe) -> Probe:
         """What the worker is told of a probe."""
@@ -120,12 +120,13 @@ class Probing:
         """Where the window of recent pages that stay ends for a swap: behind what is computed again it is empty."""
         return rewind_to + self.recall.recent_may_leave * state.config.recent_tokens
 
-    def _pinned(self, view: PageView) -> list[int]:
-        """The pinned pages that are asked about; what every query attends to, the sink, is none of them."""
+    def _pinned(self, view: PageView, full_pages: int) -> list[int]:
+        """The pinned pages that are asked about; what every query attends to, the sink, is none of them, nor is a page
+        that is not full: beyond its tokens it has what stood in its block before."""
         if not self.recall.least_share:
             return []
         pages: list[int] = view.page_index[view.pinned].tolist()
-        return [page for page in pages if page >= self._controller.config.sink_pages]
+        return [page for page in pages if self._controller.config.sink_pages <= page < full_pages]
 
     def _room(self, tracked: TrackedRequest, state: SessionState, held_pages: int) -> int:
         """Pages of the reserve that are free, when the page of the first token behind the prompt is left out."""
