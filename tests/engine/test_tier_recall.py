@@ -291,3 +291,40 @@ def test_a_page_that_this_step_computes_for_another_is_copied_once_it_is_there(t
 
     kept, computed = engine.run_on_engine_thread(bytes_of_both)
     assert torch.equal(kept, computed)
+
+
+def test_a_pinned_page_that_is_not_full_is_not_asked_about(talk):
+    """Beyond its tokens it has what stood in its block before, and that would take its share of the evidence."""
+    talk.turn()
+    asked = []
+
+    def watch(_, internals):
+        probing = internals.scheduler.connector.swaps.probing
+        given = probing.open
+
+        def opened(request_id, tracked, state):
+            made = given(request_id, tracked, state)
+            if made is not None:
+                asked.append((made.pinned, tracked.request.num_tokens))
+            return made
+
+        probing.open = opened
+        return probing
+
+    probing = talk.engine.run_on_engine_thread(watch)
+    try:
+        prompt = [*talk.tokens, *ids(40, 3)]
+        end = len(prompt)
+        spans = (
+            Span(0, 16, "system"), Span(16, 200, "tool_out"), Span(200, end - 24, "user"),
+            Span(end - 24, end, "user", SpanFlag.PINNED),
+        )  # fmt: skip
+        asking = RequestHints(session=talk.thread, agent="a", budget_tokens=BUDGET, spans=spans)
+        talk.engine.generate(prompt, sampling(1), asking)
+    finally:
+        del probing.open
+    ((pinned, tokens),) = asked
+    assert tokens == end
+    assert end % PAGE
+    assert end // PAGE - 1 in pinned
+    assert end // PAGE not in pinned
