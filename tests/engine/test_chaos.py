@@ -122,7 +122,7 @@ def test_a_chaos_of_operations_keeps_every_invariant(house):
     run_state_machine_as_test(
         ChaosMachine,
         settings=settings(
-            max_examples=10, stateful_step_count=36, derandomize=True, deadline=None, database=None,
+            max_examples=12, stateful_step_count=40, derandomize=True, deadline=None, database=None,
             # a shorter example would take a new engine for each try
             phases=[Phase.generate], suppress_health_check=list(HealthCheck),
         ),

@@ -54,6 +54,80 @@ def test_pages_come_back_by_evidence_and_the_turn_equals_the_oracle(talk, random
     talk.engine.ledger().check_integrity()
 
 
+def test_a_page_that_this_step_computes_for_another_is_copied_once_it_is_there(talk):
+    """vLLM publishes pages when they are scheduled: a request may begin on them, and lose them, in the same step."""
+    engine, shared = talk.engine, ids(250, 9)
+    first_spans = (Span(0, 16, "system"), Span(16, 250, "tool_out"))
+    one = RequestHints(session="whole", agent="a", budget_tokens=2000, spans=first_spans)
+    prompt, page = (
+        [*shared, *ids(40, 10)],
+        12,
+    )  # 192 to 208: in the fourth chunk of 64, as is the second request's start
+    spans = (
+        Span(0, 16, "system"), Span(16, 192, "tool_out"), Span(192, 208, "tool_out", SpanFlag.SUPERSEDED),
+        Span(208, 290, "user"),
+    )  # fmt: skip
+    two = RequestHints(session="within", agent="a", budget_tokens=BUDGET, spans=spans)
+
+    def both(_, __):
+        return engine.submit(shared, sampling(1), one), engine.submit(prompt, sampling(1), two)
+
+    whole, within = (stream.result() for stream in engine.run_on_engine_thread(both))
+    left = [move for move in engine.ledger().moves(within.retention.session) if move.page == page]
+    assert whole.cached_tokens == 0
+    assert within.cached_tokens == 240
+    assert left[0].computed_tokens == 240, "it left in the step in which the other request computed it"
+
+    def bytes_of_both(_, internals):
+        rows = {one.state.key: one.blocks for one in internals.controller.sessions}
+        tier = worker_of(internals)._tier
+        away = internals.controller.tier.catalogue.of(within.retention.session)[page]
+        block = rows[whole.retention.session][page].block_id
+        assert not away.resident
+        assert not away.pending
+        return tier.store.page(away.slot).clone(), torch.stack([cache[block] for cache in tier._layers])
+
+    kept, computed = engine.run_on_engine_thread(bytes_of_both)
+    assert torch.equal(kept, computed)
+
+
+def test_a_pinned_page_that_is_not_full_is_not_asked_about(talk):
+    """Beyond its tokens it has what stood in its block before, and that would take its share of the evidence."""
+    talk.turn()
+    asked = []
+
+    def watch(_, internals):
+        probing = internals.scheduler.connector.swaps.probing
+        given = probing.open
+
+        def opened(request_id, tracked, state):
+            made = given(request_id, tracked, state)
+            if made is not None:
+                asked.append((made.pinned, tracked.request.num_tokens))
+            return made
+
+        probing.open = opened
+        return probing
+
+    probing = talk.engine.run_on_engine_thread(watch)
+    try:
+        prompt = [*talk.tokens, *ids(40, 3)]
+        end = len(prompt)
+        spans = (
+            Span(0, 16, "system"), Span(16, 200, "tool_out"), Span(200, end - 24, "user"),
+            Span(end - 24, end, "user", SpanFlag.PINNED),
+        )  # fmt: skip
+        asking = RequestHints(session=talk.thread, agent="a", budget_tokens=BUDGET, spans=spans)
+        talk.engine.generate(prompt, sampling(1), asking)
+    finally:
+        del probing.open
+    ((pinned, tokens),) = asked
+    assert tokens == end
+    assert end % PAGE
+    assert end // PAGE - 1 in pinned
+    assert end // PAGE not in pinned
+
+
 def test_without_what_came_back_the_oracle_says_otherwise(talk, random_oracle):
     """The comparison can fail: pages that came back matter."""
     talk.turn()
@@ -254,77 +328,3 @@ def test_two_ranks_swap_the_same_pages(engine, random_llama_path):
         two, _ = serve(ranks)
     assert one == two
     assert any(recalled for _, recalled in one)
-
-
-def test_a_page_that_this_step_computes_for_another_is_copied_once_it_is_there(talk):
-    """vLLM publishes pages when they are scheduled: a request may begin on them, and lose them, in the same step."""
-    engine, shared = talk.engine, ids(250, 9)
-    first_spans = (Span(0, 16, "system"), Span(16, 250, "tool_out"))
-    one = RequestHints(session="whole", agent="a", budget_tokens=2000, spans=first_spans)
-    prompt, page = (
-        [*shared, *ids(40, 10)],
-        12,
-    )  # 192 to 208: in the fourth chunk of 64, as is the second request's start
-    spans = (
-        Span(0, 16, "system"), Span(16, 192, "tool_out"), Span(192, 208, "tool_out", SpanFlag.SUPERSEDED),
-        Span(208, 290, "user"),
-    )  # fmt: skip
-    two = RequestHints(session="within", agent="a", budget_tokens=BUDGET, spans=spans)
-
-    def both(_, __):
-        return engine.submit(shared, sampling(1), one), engine.submit(prompt, sampling(1), two)
-
-    whole, within = (stream.result() for stream in engine.run_on_engine_thread(both))
-    left = [move for move in engine.ledger().moves(within.retention.session) if move.page == page]
-    assert whole.cached_tokens == 0
-    assert within.cached_tokens == 240
-    assert left[0].computed_tokens == 240, "it left in the step in which the other request computed it"
-
-    def bytes_of_both(_, internals):
-        rows = {one.state.key: one.blocks for one in internals.controller.sessions}
-        tier = worker_of(internals)._tier
-        away = internals.controller.tier.catalogue.of(within.retention.session)[page]
-        block = rows[whole.retention.session][page].block_id
-        assert not away.resident
-        assert not away.pending
-        return tier.store.page(away.slot).clone(), torch.stack([cache[block] for cache in tier._layers])
-
-    kept, computed = engine.run_on_engine_thread(bytes_of_both)
-    assert torch.equal(kept, computed)
-
-
-def test_a_pinned_page_that_is_not_full_is_not_asked_about(talk):
-    """Beyond its tokens it has what stood in its block before, and that would take its share of the evidence."""
-    talk.turn()
-    asked = []
-
-    def watch(_, internals):
-        probing = internals.scheduler.connector.swaps.probing
-        given = probing.open
-
-        def opened(request_id, tracked, state):
-            made = given(request_id, tracked, state)
-            if made is not None:
-                asked.append((made.pinned, tracked.request.num_tokens))
-            return made
-
-        probing.open = opened
-        return probing
-
-    probing = talk.engine.run_on_engine_thread(watch)
-    try:
-        prompt = [*talk.tokens, *ids(40, 3)]
-        end = len(prompt)
-        spans = (
-            Span(0, 16, "system"), Span(16, 200, "tool_out"), Span(200, end - 24, "user"),
-            Span(end - 24, end, "user", SpanFlag.PINNED),
-        )  # fmt: skip
-        asking = RequestHints(session=talk.thread, agent="a", budget_tokens=BUDGET, spans=spans)
-        talk.engine.generate(prompt, sampling(1), asking)
-    finally:
-        del probing.open
-    ((pinned, tokens),) = asked
-    assert tokens == end
-    assert end % PAGE
-    assert end // PAGE - 1 in pinned
-    assert end // PAGE not in pinned

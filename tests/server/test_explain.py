@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from memdecay_adapters import ChatMemDecayRemote
+from memdecay_adapters import ChatMemDecay, ChatMemDecayRemote
 from memdecay_adapters.commands.explain import explain as command
 from memdecay_adapters.remote.explained import read_told
 from memdecay_adapters.remote.remote_engine import RemoteEngine
@@ -90,6 +90,18 @@ def test_a_remote_chat_model_asks_by_the_name_that_answers_carry(url: str) -> No
         model = ChatMemDecayRemote(base_url=url, api_key=KEYS[0], explain=True)
         told = model._explain_session(mine, "default/t%2F1/clerk/")
         assert told == mine.explain(SessionId("x", "t/1", "clerk").hint_session, "clerk")
+
+
+def test_an_answer_is_not_lost_when_its_explanation_is(caplog: pytest.LogCaptureFixture) -> None:
+    class Gone:
+        def explain(self, *named: str) -> None:
+            raise RemoteError(where="server", rule="nobody answers", remedy="Start it.")
+
+    request: Any = SimpleNamespace(engine=Gone())
+    result: Any = SimpleNamespace(retention=SimpleNamespace(session="default/t/clerk/"))
+    for model in (ChatMemDecayRemote(explain=True), ChatMemDecay(explain=True)):
+        assert model._explanation(request, result) == {"explanation": None}
+    assert caplog.text.count("goes without its explanation") == 2
 
 
 @pytest.mark.parametrize(

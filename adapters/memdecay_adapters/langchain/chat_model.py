@@ -7,6 +7,7 @@ a graph may share one instance. Importing this module imports no vLLM; the engin
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,11 +34,13 @@ from memdecay_adapters.langchain.tool_choice import (
     check_tool_choice,
     openai_tools,
 )
-from memdecay_agents.errors import ExplainError
+from memdecay_agents.errors import ExplainError, MemDecayError
 
 if TYPE_CHECKING:
     from memdecay_adapters.engine import GenerationResult, MemDecayEngine
     from memdecay_agents.explanation import SessionExplanation
+
+logger = logging.getLogger(__name__)
 
 EXPLANATION_KEY = "explanation"
 """Key in ``response_metadata["memdecay"]``, where ``explain`` is on."""
@@ -174,7 +177,9 @@ class ChatMemDecay(ChatMemDecayFields):
             return {}
         try:
             found = self._explain_session(request.engine, result.retention.session)
-        except ExplainError:  # nothing is kept of a session of one turn
+        except MemDecayError as error:  # nothing is known of the session any more; and no answer is lost for this
+            if not isinstance(error, ExplainError):
+                logger.warning("an answer goes without its explanation: %s", error)
             return {EXPLANATION_KEY: None}
         return {EXPLANATION_KEY: found.model_dump(mode="json", exclude_defaults=True)}
 
