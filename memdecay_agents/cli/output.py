@@ -82,6 +82,30 @@ class Output:
             yield lambda text: line.update(text)
 
     @contextmanager
+    def parts(self) -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+        """One bar for work in parts; gives what says what is being done, and what moves the bar (done, all)."""
+        from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+
+        columns = (
+            SpinnerColumn(),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[now]}"),
+        )
+        with Bars(*columns, console=self.notes, disable=not self.notes.is_terminal) as bars:
+            task = bars.add_task("", total=None, now="starting")
+
+            def say(line: str) -> None:
+                bars.update(task, now=line)
+
+            def move(done: int, total: int) -> None:
+                bars.update(task, completed=done, total=total)
+
+            yield say, move
+
+    @contextmanager
     def progress(self) -> Iterator[Progress]:
         """Bars by stage; gives what moves them."""
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn

@@ -36,5 +36,9 @@ def test_a_small_pool_serves_all_turns_on_both_engines_and_is_measured_once(tmp_
     assert stock["computed_prompt_tokens"] > new + turns
     assert ours["preemptions"] == 0
     assert len(part["slice_seconds"]["ours"]) == 3
-    again = ServeBench(options, store=tmp_path / "parts.jsonl", progress=pytest.fail)
+    moved: list[tuple[int, int]] = []
+    again = ServeBench(
+        options, store=tmp_path / "parts.jsonl", progress=pytest.fail, moved=lambda *how_far: moved.append(how_far)
+    )
     assert again.run(["pool-25"]).values["pools"]["25"] == part
+    assert moved == [(0, 1), (1, 1)]

@@ -45,6 +45,7 @@ class ServeBench:
         any_code: what other versions of the code have finished counts too; the result says which parts those are.
         kvpress_python: interpreter of an environment with kvpress, for the comparison with it; None: left out.
         progress: told what is being done.
+        moved: told how many of the wanted parts are done, and how many they are.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class ServeBench:
         any_code: bool = False,
         kvpress_python: Path | None = None,
         progress: Callable[[str], None] = lambda line: None,
+        moved: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
+        self._moved = moved
         self.options, self.progress, self._kvpress_python = options, progress, kvpress_python
         self.model_path = resolve_model(options.model)
         config = choose_page_size(MemDecayConfig(), {"dtype": options.dtype})
@@ -85,9 +88,11 @@ class ServeBench:
             raise ConfigError(
                 where=f"--part {unknown[0]}", rule="no part is called so", remedy=f"Parts are {', '.join(names)}."
             )
-        for name in names:
-            if not only or any(name.startswith(one) for one in only):
-                self.measure(name)
+        wanted = [name for name in names if not only or any(name.startswith(one) for one in only)]
+        for done, name in enumerate(wanted):
+            self._moved(done, len(wanted))
+            self.measure(name)
+        self._moved(len(wanted), len(wanted))
         return self.result()
 
     def measure(self, name: str) -> dict[str, Any]:

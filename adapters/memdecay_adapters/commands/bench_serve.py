@@ -52,7 +52,7 @@ def serve(
     output = Output("bench serve", json_file)
     options = ServeOptions.quick(model, seed) if quick else ServeOptions(model=model).with_seed(seed)
     options = replace(options, workload=replace(options.workload, trace_files=tuple(traces or ())))
-    with output.status("starting") as say:
+    with output.parts() as (say, move):
 
         def show(line: str) -> None:
             say(line)
@@ -66,6 +66,7 @@ def serve(
             any_code=any_version,
             kvpress_python=kvpress_python,
             progress=show,
+            moved=move,
         )
         result = bench.run(part or ())
     output.save(result.values)
