@@ -132,7 +132,7 @@ def test_a_chaos_of_operations_keeps_every_invariant(house):
     assert min(chaos.invariants.begun[what] for what in ("continued", "prefix_hits", "reruns", "compared_pages")) > 0
     assert min(counts[what] for what in ("aborted", "same_twice", "recalled_sessions")) > 0, counts
     stats = chaos.engine.pool_stats()
-    assert stats.preemptions > 10
+    assert stats.preemptions > 4
     assert stats.parked_sessions > 10
     totals = chaos.engine.ledger().summary()
     assert totals.evicted > 200
