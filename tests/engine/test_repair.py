@@ -178,7 +178,7 @@ def test_a_repair_that_is_stopped_leaves_a_session_that_goes_on(talk, random_ora
     talk.turn()
     talk.turn()
     engine = talk.engine
-    request = engine.run_on_engine_thread(lambda _, __: next(engine._repairs.of("default", talk.thread, None, 200)))
+    request = wanted(engine, talk.thread, 200)
 
     def start_and_stop(llm, _):
         stream = engine.submit(request.token_ids, sampling(1), request.hints)

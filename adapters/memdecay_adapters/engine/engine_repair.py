@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from memdecay_adapters.engine.engine_thread import EngineThread
     from memdecay_adapters.engine.inprocess import EngineInternals
     from memdecay_adapters.engine.results import RetentionSummary
+
+logger = logging.getLogger(__name__)
 
 REPAIR_ID = "memdecay-repair"
 """Request ids of repairs that the engine begins by itself start so."""
@@ -45,7 +48,10 @@ def while_idle(internals: EngineInternals, repairs: Repairs | None, thread: Engi
         request, seconds = (None, None) if repairs is None else repairs.next_due()
         engine = None if (running := weak()) is None else running.engine
         if request is not None and engine is not None:
-            engine.add_request(f"{REPAIR_ID}-{next(numbers)}", _prompt(request), _sampling(request))
+            try:
+                engine.add_request(f"{REPAIR_ID}-{next(numbers)}", _prompt(request), _sampling(request))
+            except Exception as error:  # of whatever kind vLLM raises: nobody waits for it, and agents go on without
+                logger.warning("a session is not repaired: %s", error)
         return min((one for one in (expiry, seconds) if one is not None), default=None)
 
     return idle

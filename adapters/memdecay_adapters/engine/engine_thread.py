@@ -118,7 +118,7 @@ class EngineThread:
             if check is not None:
                 check()
             internal_id = self.engine.add_request(stream.request_id, prompt, sampling)
-        except Exception as error:
+        except Exception as error:  # of whatever kind vLLM raises: it ends this request, and no other
             stream.fail(own_refusal(error))
             return
         self._running[stream.request_id] = _Running(
