@@ -320,11 +320,19 @@ def test_the_tier_is_seen_and_ends_with_its_sessions(engine):
         engine.recall("seen")
 
 
-def test_two_ranks_swap_the_same_pages(engine, random_llama_path):
+def test_two_ranks_swap_the_same_pages_and_equal_the_oracle(engine, random_llama_path, random_oracle):
     engine.close_sessions()
     one, _ = serve(engine)
     engine.close()  # the last test that uses it
     with open_engine(random_llama_path, TIER, tensor_parallel_size=2) as ranks:
         two, _ = serve(ranks)
+        talk = Talk(ranks, "exact", seed=6)
+        for number in range(4):
+            talk.turn()
+            assert talk.distance(random_oracle) <= MAX_DISTANCE
+            if number == 2:
+                assert talk.repair(last_tokens=96).repaired_tokens
+        assert any(entry.reason == "swapped_in" for entry in talk.moves)
+        ranks.ledger().check_integrity()
     assert one == two
     assert any(recalled for _, recalled in one)

@@ -24,6 +24,7 @@ from memdecay_agents.errors import EngineError
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from memdecay_adapters.engine.inprocess import EngineInternals
     from memdecay_adapters.engine.tier import HostTier
 
 
@@ -62,6 +63,8 @@ class Turn:
     """Ledger entries as plain data."""
     recalled_pages: int = 0
     """Pages that came back from host memory."""
+    seconds: float = 0.0
+    """To the last token."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,12 @@ class DrivenEngine:
             self.engine = build_llm_engine(built)
             self._internals = EngineInternals(self.engine)
         self._number = 0
+
+    @property
+    def internals(self) -> EngineInternals:
+        """Of an engine that evicts."""
+        assert self._internals is not None
+        return self._internals
 
     @property
     def scheduler(self) -> Any:
@@ -170,6 +179,7 @@ class DrivenEngine:
                 if first is None and output.outputs[0].token_ids:
                     first = time.perf_counter() - before
                 final = output
+        seconds = time.perf_counter() - before
         assert first is not None
         assert final is not None
         summary = (final.kv_transfer_params or {}).get("memdecay") if self._internals is not None else None
@@ -186,6 +196,7 @@ class DrivenEngine:
             logprobs=[{token: entry.logprob for token, entry in row.items()} for row in rows],
             evictions=evictions,
             recalled_pages=len((summary or {}).get("recalled_pages", ())),
+            seconds=seconds,
         )
 
     def crowd(self, prompts: Sequence[Sequence[int]], new_tokens: int, hints: Sequence[RequestHints | None]) -> Crowd:

@@ -101,15 +101,18 @@ def recall(
     dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
     pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs; below 15 no bound is claimed.")] = 21,
     evicted_tokens: Annotated[int, typer.Option(min=1024, help="That the session has lost.")] = 8192,
+    every_tokens: Annotated[int, typer.Option(min=1, help="Of the answers that recall while they are written.")] = 16,
 ) -> None:
     """What recall from host memory adds to a turn, beside computing its last tokens again.
 
-    Ends with 1 when the bound is missed.
+    Also what a repair takes, and what recall adds to an answer while it is written. Ends with 1 on a missed bound.
     """
     from memdecay_adapters.bench.recall_bench import RecallBenchOptions, run_recall_bench
 
     output = Output("bench recall", json_file)
-    options = RecallBenchOptions(model=model, dtype=dtype, pairs=pairs, evicted_tokens=evicted_tokens)
+    options = RecallBenchOptions(
+        model=model, dtype=dtype, pairs=pairs, evicted_tokens=evicted_tokens, every_tokens=every_tokens
+    )
     with output.status("starting") as say:
         result = run_recall_bench(options, say)
     _tell(output, result.values, result.failed_bounds)
