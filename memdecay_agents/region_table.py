@@ -26,6 +26,8 @@ class RegionTable:
     """bool [R]: pinned by the configuration."""
     quota_weight: npt.NDArray[np.float64]
     """float64 [R]: in full precision, so that a share that is a whole number of pages stays one."""
+    refers: BoolArray
+    """bool [R]: its words may refer to what stood before."""
     tie_rank: IndexArray
     """int64 [R]: a permutation of 0..R-1, growing with base priority; on a tie the earlier is higher."""
 
@@ -43,5 +45,6 @@ class RegionTable:
             half_life_ticks=np.asarray([p.half_life_ticks or np.inf for p in profiles], np.float32),
             pinned=np.asarray([p.pinned for p in profiles], dtype=np.bool_),
             quota_weight=np.asarray([p.effective_quota_weight for p in profiles], np.float64),
+            refers=np.asarray([p.refers for p in profiles], dtype=np.bool_),
             tie_rank=tie_rank,
         )

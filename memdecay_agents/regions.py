@@ -49,6 +49,10 @@ class RegionProfile(BaseModel):
     """Share of the evictable budget that is this region's own, relative to the others; None:
     ``base_priority``."""
 
+    refers: bool = True
+    """Whether its words may refer to something that stood before, which is then worth more (default policy); False for
+    what is read rather than said, as tool results and retrieved documents are."""
+
     @model_validator(mode="wrap")
     @classmethod
     def _own_errors(cls, data: Any, handler: ModelWrapValidatorHandler[RegionProfile]) -> RegionProfile:
@@ -105,6 +109,7 @@ def _profiles(tool_out_half_life: float, unit: ClockUnit) -> dict[str, RegionPro
             half_life_unit=unit,
             pinned=name == "system",
             quota_weight=_QUOTA_WEIGHT.get(name, 1.0),
+            refers=name not in ("tool_out", "retrieval"),
         )
         for name in REGIONS
     }

@@ -179,9 +179,8 @@ class SessionState:
         Raises:
             ObservationError: an id below 0; nothing changed.
         """
-        known, computed = self.tokens.counts.n_known, self.tokens.computed_tokens
-        if self.policy.uses_token_ids and known < computed:
-            self.tokens.counts.learn(token_ids[known:computed])
+        if self.policy.uses_token_ids:
+            self.tokens.learn(token_ids)
 
     def observe(self, observation: Observation) -> None:
         """Take in one measurement of attention.

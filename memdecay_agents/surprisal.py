@@ -7,15 +7,21 @@
 The counts c are over all n tokens whose ids are known, later ones too, without the one that is asked about. So a phrase
 that comes again and again says little wherever it stands, and a name that stands once says a lot. Ours; the smoothing
 is that of interpolated n-gram models. Where ids do not fall with frequency, z misleads only on words that came seldom.
+
+A name that is named later says no less for that, where it stood first, but NAMED_LATER_NATS more: its later places are
+not counted. A name is up to NAME_PAIRS pairs of words in a row that come again together, LATER_TOKENS behind or more
+and MOST_NAMINGS times in all at most, later always in a region that refers (``RegionProfile.refers``: what people and
+agents say, not what they read). Of its tokens those count that stand nowhere else, and what follows them in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
-from memdecay_agents.arrays import FloatArray, IndexArray
+from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray
 from memdecay_agents.errors import ObservationError
 
 PRIOR_TOKENS = 100.0
@@ -24,10 +30,23 @@ RANK_OFFSET = 50.0
 """Added to an id before it counts as a frequency rank: the first ids are single bytes and special tokens."""
 PRIOR_NORM = 7.0
 """About the sum of 1 / (id + 50) over a vocabulary of 50,000 (6.9) to 150,000 (8.0)."""
+LATER_TOKENS = 64
+"""A name is named later where it comes again so far behind, not in the same breath."""
+NAME_PAIRS = 3
+"""Longest name, in pairs of words: what comes again in longer pieces is a form of speech."""
+MOST_NAMINGS = 4
+"""Places of a name at most, the first among them."""
+NAMED_LATER_NATS = 1.0
+"""What a name says more for being named later."""
 _NO_TOKEN = -1
 """What stands before the first token."""
+_NOWHERE = np.iinfo(np.int64).max
+"""Where a pair that does not stand anywhere stands first."""
 _SLACK = 4096
 """Pairs remembered beyond twice the tokens before those of dropped tokens are forgotten."""
+
+_Places: TypeAlias = tuple[IndexArray, ...]
+"""Places in an array, one index array an axis, as `numpy.nonzero` gives them."""
 
 
 class TokenCounts:
@@ -37,6 +56,7 @@ class TokenCounts:
         """Begin with no token."""
         self.n_known = 0
         self._ids = np.zeros(0, dtype=np.int64)
+        self._refers = np.zeros(0, dtype=np.int64)
         self._forget()
 
     def _forget(self) -> None:
@@ -46,6 +66,9 @@ class TokenCounts:
         self._pair = np.zeros(self._ids.shape[0], dtype=np.int64)
         self._word_count = np.zeros(0, dtype=np.int64)
         self._pair_count = np.zeros(0, dtype=np.int64)
+        self._pair_first = np.zeros(0, dtype=np.int64)
+        self._pair_places = np.zeros(0, dtype=np.int64)
+        self._pair_read = np.zeros(0, dtype=np.int64)
         self.n_known = 0
 
     @property
@@ -53,8 +76,12 @@ class TokenCounts:
         """int64 [n_known]: the token ids."""
         return self._ids[: self.n_known]
 
-    def learn(self, token_ids: Sequence[int] | IndexArray) -> None:
+    def learn(self, token_ids: Sequence[int] | IndexArray, refers: BoolArray | None = None) -> None:
         """Take in the ids of the next tokens.
+
+        Args:
+            token_ids: theirs.
+            refers: bool, as many: whether their region's words may name what stood before; None: all.
 
         Raises:
             ObservationError: an id below 0; nothing changed.
@@ -67,18 +94,36 @@ class TokenCounts:
                 where="token ids", rule=f"{int(new.min())} is no token id", remedy="Report ids of the vocabulary."
             )
         start, end = self.n_known, self.n_known + new.size
-        self._ids, self._word, self._pair = (_with_room(a, end) for a in (self._ids, self._word, self._pair))
+        self._ids, self._word, self._pair, self._refers = (
+            _with_room(a, end) for a in (self._ids, self._word, self._pair, self._refers)
+        )
         self._ids[start:end] = new
+        self._refers[start:end] = 1 if refers is None else refers
         listed: list[int] = new.tolist()
         before = [int(self._ids[start - 1]) if start else _NO_TOKEN, *listed[:-1]]
         words, pairs = self._words, self._pairs
         self._word[start:end] = [words.setdefault(word, len(words)) for word in listed]
         self._pair[start:end] = [pairs.setdefault(pair, len(pairs)) for pair in zip(before, listed, strict=True)]
         self._word_count = _with_room(self._word_count, len(words))
-        self._pair_count = _with_room(self._pair_count, len(pairs))
+        self._pair_count, self._pair_places, self._pair_read = (
+            _with_room(a, len(pairs)) for a in (self._pair_count, self._pair_places, self._pair_read)
+        )
+        self._pair_first = _with_room(self._pair_first, len(pairs), _NOWHERE)
         np.add.at(self._word_count, self._word[start:end], 1)
         np.add.at(self._pair_count, self._pair[start:end], 1)
+        places = np.arange(start, end, dtype=np.int64)
+        np.add.at(self._pair_places, self._pair[start:end], places)
+        np.add.at(self._pair_read, self._pair[start:end], 1 - self._refers[start:end])
+        np.minimum.at(self._pair_first, self._pair[start:end], places)
         self.n_known = end
+
+    def relabel(self, refers: BoolArray) -> None:
+        """The leading tokens are of other regions now; ``refers`` as for `learn`."""
+        n = min(refers.shape[0], self.n_known)
+        change = refers[:n] - self._refers[:n]
+        if change.any():
+            np.subtract.at(self._pair_read, self._pair[:n], change)
+            self._refers[:n] = refers[:n]
 
     def truncate(self, n_tokens: int) -> None:
         """Keep the first ``n_tokens`` tokens, or as many as are known."""
@@ -86,12 +131,16 @@ class TokenCounts:
         if start >= end:
             return
         np.subtract.at(self._word_count, self._word[start:end], 1)
-        np.subtract.at(self._pair_count, self._pair[start:end], 1)
+        dropped = self._pair[start:end]
+        np.subtract.at(self._pair_count, dropped, 1)
+        np.subtract.at(self._pair_places, dropped, np.arange(start, end, dtype=np.int64))
+        np.subtract.at(self._pair_read, dropped, 1 - self._refers[start:end])
+        self._pair_first[dropped[self._pair_count[dropped] == 0]] = _NOWHERE
         self.n_known = start
         if len(self._pairs) > 2 * start + _SLACK:
-            kept = self.ids.copy()
+            kept, refers = self.ids.copy(), self._refers[:start] == 1
             self._forget()
-            self.learn(kept)
+            self.learn(kept, refers)
 
     def surprisal(self, token_index: IndexArray) -> FloatArray:
         """Surprisal of some tokens in nats, of the shape of ``token_index`` (int64); 0 where the id is not known."""
@@ -99,16 +148,71 @@ class TokenCounts:
         if not known.any():
             return np.zeros(token_index.shape, dtype=np.float32)
         index = np.where(known, token_index, 0)
-        word = self._word[index]
-        alone = self._word_count[word] - 1 + PRIOR_TOKENS / (PRIOR_NORM * (self._ids[index] + RANK_OFFSET))
+        word, pair, previous = self._word[index], self._pair[index], np.maximum(index - 1, 0)
+        words, pairs = self._word_count[word] - 1, self._pair_count[pair] - 1
+        before = np.where(index > 0, self._word_count[self._word[previous]] - 1, 0)
+        nats = np.zeros(index.shape, dtype=np.float64)
+        found, later, ends_pair = self._named_later(index, np.nonzero(_few(words) | _few(before)))
+        if later.size:
+            words[found] -= later
+            pairs[found] -= ends_pair * later
+            before[found] -= ends_pair * later
+            nats[found] = NAMED_LATER_NATS
+        alone = words + PRIOR_TOKENS / (PRIOR_NORM * (self._ids[index] + RANK_OFFSET))
         alone /= self.n_known + PRIOR_TOKENS
-        before = np.where(index > 0, self._word_count[self._word[index - 1]] - 1, 0)
-        chance = (self._pair_count[self._pair[index]] - 1 + alone) / (before + 1)
-        return np.where(known, -np.log(chance), 0.0).astype(np.float32)
+        chance = (pairs + alone) / (before + 1)
+        return np.where(known, nats - np.log(chance), 0.0).astype(np.float32)
+
+    def _named_later(self, index: IndexArray, some: _Places) -> tuple[_Places, IndexArray, BoolArray]:
+        """Which of some known tokens belong to a name that is named later.
+
+        Args:
+            index: int64, any shape: tokens.
+            some: the places in it that are asked about.
+
+        Returns:
+            The places of those that do; int64 [F]: how often it is; bool [F]: the word before belongs to it as well.
+        """
+        at = index[some]
+        ends, begins = self._return_offset(at), self._return_offset(at + 1)
+        returns = np.nonzero((ends > 0) | (begins > 0))
+        at, ends, begins = at[returns], ends[returns], begins[returns]
+        if not at.size:
+            return tuple(places[:0] for places in some), at, ends > 0
+        pair = at + (ends == 0)  # one pair of its run
+        around = self._return_offset(pair[:, None] + np.arange(-NAME_PAIRS, NAME_PAIRS + 1))
+        same = around == np.where(ends > 0, ends, begins)[:, None]
+        behind, ahead = same[:, NAME_PAIRS:], same[:, NAME_PAIRS::-1]
+        length = sum(np.logical_and.accumulate(side, axis=1).sum(axis=1) for side in (behind, ahead)) - 1
+        count = self._pair_count[self._pair[pair]]
+        own = self._word_count[self._word[at]] == count
+        behind_own = (ends > 0) & (self._word_count[self._word[np.maximum(at - 1, 0)]] == count)
+        names = np.nonzero((length <= NAME_PAIRS) & (own | behind_own))[0]
+        return tuple(places[returns][names] for places in some), count[names] - 1, ends[names] > 0
+
+    def _return_offset(self, index: IndexArray) -> FloatArray:
+        """How far behind the pair that ends at each token it stands again, on average, float64 [like ``index``].
+
+        0 where it does not, or too near, or too often, or where nobody refers to it, or where it has stood before.
+        """
+        inside = (index > 0) & (index < self.n_known)
+        pair = self._pair[np.where(inside, index, 0)]
+        count = self._pair_count[pair]
+        inside &= (count > 1) & (count <= MOST_NAMINGS) & (self._pair_first[pair] == index)
+        inside &= self._pair_read[pair] == 1 - self._refers[np.where(inside, index, 0)]  # at most where it stands first
+        offset = (self._pair_places[pair] - index) / np.maximum(count - 1, 1) - index
+        return np.where(inside & (offset >= LATER_TOKENS), offset, 0.0)
 
 
-def _with_room(values: IndexArray, n: int) -> IndexArray:
+def _few(others: IndexArray) -> BoolArray:
+    """Whether a word with so many other places may be of a name that is named later."""
+    return (others > 0) & (others < MOST_NAMINGS)
+
+
+def _with_room(values: IndexArray, n: int, filled_with: int = 0) -> IndexArray:
     """The same values with room for n, doubled where it has to grow."""
     if n <= values.shape[0]:
         return values
-    return np.concatenate([values, np.zeros(max(n, 2 * values.shape[0], 64) - values.shape[0], dtype=np.int64)])
+    return np.concatenate(
+        [values, np.full(max(n, 2 * values.shape[0], 64) - values.shape[0], filled_with, dtype=np.int64)]
+    )

@@ -125,6 +125,14 @@ class TokenState:
         self._columns["region"][:end] = regions
         self._columns["flags"][:end] = flags_of_tokens(spans)
         self._columns["pinned"][: self.n_tokens] = self._pinned(self.region, self.flags)
+        self.counts.relabel(self.table.refers[regions])
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """Take in the ids of all computed tokens; known ones are not read again. See `TokenCounts.learn`."""
+        known, computed = self.counts.n_known, self.computed_tokens
+        if known < computed:
+            refers = self.table.refers[self._columns["region"][known:computed]]
+            self.counts.learn(token_ids[known:computed], refers)
 
     def set_pins(self, pins: Collection[str]) -> None:
         """Pin these regions beside the ones that the configuration pins, for all tokens, old and new.

@@ -1,12 +1,14 @@
 """What token ids alone say: counts, surprisal, a page's information, and what the default policy makes of it."""
 
+import contextlib
 import math
 from collections import Counter
+from itertools import chain
 
 import numpy as np
 import pytest
 from core_helpers import lay, pieces, session, state_of, view_of
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memdecay_agents import MemDecayConfig, RequestHints, Span, build_page_view, get_policy, plan_eviction, surprisal
@@ -16,50 +18,103 @@ from memdecay_agents.surprisal import TokenCounts
 
 CONFIG = MemDecayConfig()
 PAGE = CONFIG.page_size_tokens
-IDS = st.lists(st.integers(0, 6) | st.integers(0, 60_000), min_size=1, max_size=80)
+WORDS = st.lists(st.integers(0, 6) | st.integers(0, 60_000), min_size=1, max_size=80)
+NAMES = st.sampled_from([[70_001, 70_002], [70_003, 70_004, 70_005], [70_006, 70_002], [70_007, 5]])
+"""Pieces that come again, so that some are named later."""
+IDS = st.lists(WORDS.map(lambda ids: ids[:9]) | NAMES, min_size=1, max_size=14).map(lambda some: list(chain(*some)))
 
 
-def by_hand(ids: list[int], at: int) -> float:
+def by_hand(ids: list[int], at: int, refers: list[bool]) -> float:
     """The formula, counted anew: all other places of the word, of the pair, and of the word before."""
+    later, with_before = named_by_hand(ids, at, refers)
     others = [i for i in range(len(ids)) if i != at]
-    words = sum(ids[i] == ids[at] for i in others)
+    words = sum(ids[i] == ids[at] for i in others) - later
     prior = 1 / (7 * (ids[at] + 50))
     alone = (words + 100 * prior) / (len(ids) + 100)
+    gain = surprisal.NAMED_LATER_NATS if later else 0.0
     if at == 0:
-        return -math.log(alone)
-    pairs = sum(i > 0 and (ids[i - 1], ids[i]) == (ids[at - 1], ids[at]) for i in others)
-    before = sum(ids[i] == ids[at - 1] for i in range(len(ids)) if i != at - 1)
-    return -math.log((pairs + alone) / (before + 1))
+        return gain - math.log(alone)
+    less = later if with_before else 0
+    pairs = sum(i > 0 and (ids[i - 1], ids[i]) == (ids[at - 1], ids[at]) for i in others) - less
+    before = sum(ids[i] == ids[at - 1] for i in range(len(ids)) if i != at - 1) - less
+    return gain - math.log((pairs + alone) / (before + 1))
 
 
-def told(ids, cuts=()) -> TokenCounts:
+def named_by_hand(ids: list[int], at: int, refers: list[bool]) -> tuple[int, bool]:
+    """How often the name is named later that a token belongs to, and whether the word before belongs to it too."""
+
+    def places(end: int) -> list[int]:
+        return [i for i in range(1, len(ids)) if 0 < end < len(ids) and ids[i - 1 : i + 1] == ids[end - 1 : end + 1]]
+
+    def offset(end: int) -> float:
+        found = places(end)
+        if not 1 < len(found) <= surprisal.MOST_NAMINGS or found[0] != end or not all(refers[i] for i in found[1:]):
+            return 0.0
+        behind = sum(found[1:]) / (len(found) - 1) - end
+        return behind if behind >= surprisal.LATER_TOKENS else 0.0
+
+    end = at if offset(at) else at + 1
+    if not offset(end):
+        return 0, False
+    run = 1
+    for step in (1, -1):
+        far = end + step
+        while offset(far) == offset(end):
+            run, far = run + 1, far + step
+    count, here = len(places(end)), end == at
+    own = ids.count(ids[at]) == count or (here and ids.count(ids[at - 1]) == count)
+    return (count - 1 if own and run <= surprisal.NAME_PAIRS else 0), here
+
+
+@contextlib.contextmanager
+def constants(**values):
+    before = {name: getattr(surprisal, name) for name in values}
+    for name, value in values.items():
+        setattr(surprisal, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(surprisal, name, value)
+
+
+def told(ids, cuts=(), refers=None) -> TokenCounts:
     counts = TokenCounts()
     for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
-        counts.learn(ids[start:end])
+        counts.learn(ids[start:end], None if refers is None else np.asarray(refers[start:end], dtype=bool))
     return counts
+
+
+def some_refer(data, n):
+    """Of n tokens, in stretches as regions are, which refer to what stood before."""
+    said = data.draw(st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=6).map(dict))
+    return ([flag for length, flag in said.items() for _ in range(length)] + [True] * n)[:n]
 
 
 @given(IDS, st.data())
 def test_surprisal_is_what_the_formula_says_however_the_ids_arrive(ids, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=3)))
-    got = told(ids, cuts).surprisal(np.arange(len(ids) + 3))
-    assert got.dtype == np.float32
-    assert np.allclose(got, [by_hand(ids, at) for at in range(len(ids))] + [0.0] * 3, rtol=1e-5, atol=1e-5)
+    refers = some_refer(data, len(ids))
+    with constants(LATER_TOKENS=data.draw(st.sampled_from([2, 5, 20]))):
+        got = told(ids, cuts, refers).surprisal(np.arange(len(ids) + 3))
+        assert got.dtype == np.float32
+        wanted = [by_hand(ids, at, refers) for at in range(len(ids))] + [0.0] * 3
+        assert np.allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-@given(IDS, st.integers(0, 80), IDS, st.sampled_from([0, 4096]))
-def test_dropped_tokens_leave_no_trace(ids, kept, more, slack):
-    before, surprisal._SLACK = surprisal._SLACK, slack
-    try:
-        counts, fresh = told(ids), told(ids[:kept])
+@given(IDS, st.integers(0, 80), IDS, st.sampled_from([0, 4096]), st.data())
+@example([3, 4, 70_001, 70_002], 2, [70_001, 70_002, 9, 9, 9, 9, 70_001, 70_002], 4096, None)
+def test_dropped_tokens_leave_no_trace(ids, kept, more, slack, data):
+    before, after = ([True] * len(ids),) * 2 if data is None else (some_refer(data, len(ids)) for _ in range(2))
+    with constants(_SLACK=slack, LATER_TOKENS=4):
+        counts, fresh = told(ids, refers=before), told(ids[:kept], refers=after[:kept])
+        counts.relabel(np.asarray(after, dtype=bool))
         counts.truncate(kept)
         counts.learn(more)
         fresh.learn(more)
-    finally:
-        surprisal._SLACK = before
-    assert counts.ids.tolist() == fresh.ids.tolist() == ids[:kept] + more
-    index = np.arange(counts.n_known)
-    assert np.array_equal(counts.surprisal(index), fresh.surprisal(index))
+        assert counts.ids.tolist() == fresh.ids.tolist() == ids[:kept] + more
+        index = np.arange(counts.n_known)
+        assert np.array_equal(counts.surprisal(index), fresh.surprisal(index))
 
 
 def test_what_comes_again_says_less_and_what_stands_once_says_more():
@@ -68,6 +123,24 @@ def test_what_comes_again_says_less_and_what_stands_once_says_more():
     again = told((phrase + name) + phrase * 3).surprisal(np.arange(8))
     assert (again[1:4] < once[1:4]).all()
     assert again[5:].min() > again[1:4].max()
+
+
+def test_a_later_mention_says_more_of_a_name_and_one_in_what_is_read_does_not():
+    name, fill = [70_001, 70_002], list(range(100, 200))
+    once, named = [5, *name, *fill, 6, 7, 8], [5, *name, *fill, 6, *name]
+    at = np.arange(1, 3)
+    assert (told(named).surprisal(at) > told(once).surprisal(at) + 0.5).all()
+    read = told(named, refers=[True] * (len(named) - 2) + [False] * 2)
+    assert (read.surprisal(at)[1:] < told(once).surprisal(at)[1:]).all()
+    read.relabel(np.ones(len(named), dtype=bool))
+    assert np.array_equal(read.surprisal(at), told(named).surprisal(at))
+
+
+def test_a_form_of_speech_that_comes_again_is_no_name():
+    form, fill = list(range(70_001, 70_007)), list(range(100, 200))
+    once, again = [5, *form, *fill, 6, 7, 8, 9, 9, 9], [5, *form, *fill, 6, *form]
+    at = np.arange(2, 7)
+    assert (told(again).surprisal(at) < told(once).surprisal(at)).all()
 
 
 def test_an_id_below_zero_is_refused_and_changes_nothing():
