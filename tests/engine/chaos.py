@@ -241,15 +241,24 @@ class Chaos:
         )
 
     def repair(self, which: int, last_tokens: int) -> None:
-        """Compute the newest tokens of a conversation's idle sessions again, with everything there."""
-        source = self._conversation(which)
+        """Compute the newest tokens of a conversation's idle sessions again, with everything there.
+
+        Where nothing runs, every other time: of the session that an idle engine would choose.
+        """
+        source, by_itself = self._conversation(which), not self.live and last_tokens % 2 == 1
 
         def wanted(llm: Any, internals: Any) -> list[RepairRequest]:
             free_pages = internals.scheduler.kv_cache_manager.block_pool.get_num_free_blocks
-            repairs = Repairs(internals.controller, free_pages, Repair(idle_seconds=None))
+            repairs = Repairs(internals.controller, free_pages, Repair(last_tokens=last_tokens, idle_seconds=0))
+            if by_itself:
+                return [request for request in repairs.next_due()[:1] if request is not None]
             return list(repairs.of(source.tenant, source.thread, None, last_tokens))
 
         for token_ids, hints in self.stepped.look(wanted):
+            if by_itself:
+                at_home = (hints.tenant, hints.session)
+                source = next((one for one in self.conversations if (one.tenant, one.thread) == at_home), source)
+                self.counts["repaired_while_idle"] += 1
             told = {"agent": hints.agent, "budget": hints.budget, "pins": hints.pins, "spans": list(hints.spans)}
             history = Conversation(**{**vars(source), **told, "hinted": True, "tokens": token_ids})
             sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=2)
