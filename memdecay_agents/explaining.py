@@ -14,6 +14,7 @@ from memdecay_agents.errors import ExplainError
 from memdecay_agents.explanation import CameBack, Freed, KeptBy, PageExplanation, SessionExplanation
 from memdecay_agents.ledger_entry import EvictionReason, LedgerEntry
 from memdecay_agents.pages import PageView, build_page_view, region_counts
+from memdecay_agents.recent_share import newest_last
 from memdecay_agents.session_state import SessionState
 
 
@@ -182,11 +183,13 @@ def _score(state: SessionState, view: PageView) -> _Scored | None:
     except Exception:  # a user's policy; its faults are counted where it plans
         return None
     candidates = view.page_index[view.evictable].tolist()
+    staying = len(candidates) - (view.n_pages - budget)
+    order = newest_last(ranking.order, view, state.policy, staying, state.recent_share)
     quota, inside = ranking.quota, ranking.inside_quota
     return _Scored(
         scores.tolist(),
         {name: np.asarray(part, dtype=np.float32).tolist() for name, part in parts.items()},
-        {int(page): place for place, page in enumerate(ranking.order)},
+        {int(page): place for place, page in enumerate(order)},
         {} if quota is None else dict(zip(candidates, quota.tolist(), strict=True)),
         {} if inside is None else dict(zip(candidates, inside.tolist(), strict=True)),
     )

@@ -10,6 +10,7 @@ from memdecay_agents.arrays import FloatArray
 from memdecay_agents.budgets import check_budget, minimum_budget_pages
 from memdecay_agents.pages import PageView
 from memdecay_agents.policies.base import Policy, Ranking, ascending
+from memdecay_agents.recent_share import newest_last
 
 __all__ = ["EvictionPlan", "check_budget", "minimum_budget_pages", "plan_eviction"]
 
@@ -21,7 +22,8 @@ class EvictionPlan:
     pages: tuple[int, ...] = ()
     """Logical pages to free, the first to go first: the head of ``order``."""
     order: tuple[int, ...] = ()
-    """The policy's final order of all evictable pages, quotas included; empty when nothing had to go."""
+    """The final order of all evictable pages: the policy's, quotas included, the newest ones last where they have a
+    share; empty when nothing had to go."""
     scores: dict[int, float] = field(default_factory=dict)
     """Page score of each page in ``order``."""
     parts: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -59,6 +61,7 @@ def plan_eviction(
     budget_pages: int | None = None,
     new_pages: int = 0,
     allow_partial: bool = True,
+    recent_share: float = 0.0,
 ) -> EvictionPlan:
     """Plan which pages go. Changes nothing and raises nothing: a shortfall is reported in the plan.
 
@@ -69,6 +72,7 @@ def plan_eviction(
         budget_pages: held and new pages together may be so many; None: no limit.
         new_pages: pages about to be allocated.
         allow_partial: on a shortfall free what may go; False: free nothing.
+        recent_share: see `newest_last`.
     """
     held = view.n_pages
     if pages_to_free is None:
@@ -88,7 +92,7 @@ def plan_eviction(
         scores = parts["page_index"]
         ranking = Ranking(view.page_index[view.evictable])
         fault = f"policy '{policy.name}' raised {type(error).__name__}: {error}; the oldest pages go instead"
-    order = ranking.order
+    order = newest_last(ranking.order, view, policy, ranking.order.shape[0] - pages_to_free, recent_share)
     shortfall = max(0, pages_to_free - order.shape[0])
     n_freed = 0 if shortfall and not allow_partial else min(pages_to_free, order.shape[0])
     ranked: list[int] = order.tolist()

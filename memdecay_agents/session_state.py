@@ -88,6 +88,8 @@ class SessionState:
         """Whether the budget ever asked for an eviction: a budget that never bound changed nothing."""
         self.reserve_pages = 0
         """Pages of the budget that plans leave free where unpinned pages can make them so; set by the engine."""
+        self.recent_share = 0.0
+        """Of the pages that stay, the newest that go after all others; set by an engine that can bring others back."""
         self.kept_pages: frozenset[int] = frozenset()
         """Pages that came back, or were asked for, for this turn: protected until the next one begins."""
         self.sound_tokens = 0
@@ -276,6 +278,7 @@ class SessionState:
                 budget_pages=budget,
                 new_pages=new_pages,
                 allow_partial=allow_partial,
+                recent_share=self.recent_share,
             )
         self.peak_pages = max(self.peak_pages, plan.held_after + new_pages)
         return plan

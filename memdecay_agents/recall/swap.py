@@ -12,6 +12,8 @@ from memdecay_agents.recall.estimator import EvidenceArray
 
 LEAST_SHARE = 0.3
 """Of the best page's evidence, that a page has which comes back; chosen in EVALUATION.md."""
+RECENT_SHARE = 0.75
+"""Of the pages that stay where others can come back, those that are the newest ones'; chosen in EVALUATION.md."""
 
 
 class SwapPlan(NamedTuple):

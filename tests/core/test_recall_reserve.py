@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memdecay_agents import MemDecayConfig, Span
+from memdecay_agents.explaining import explain_session
 from memdecay_agents.pages import build_page_view
 from memdecay_agents.spans import SpanFlag
 
@@ -72,3 +73,44 @@ def test_by_default_it_ends_at_what_is_processed():
     spans = [Span(0, 200, "tool_out")]
     view = view_of(spans, MemDecayConfig(page_size_tokens=PAGE))
     assert view.page_index[view.evictable].tolist() == list(range(1, 10))
+
+
+def shared_plan(spans, budget_pages: int, share: float):
+    """The plan of a session whose newest pages have a share, and the pages that may go."""
+    state = session(MemDecayConfig(page_size_tokens=PAGE), spans=spans, budget_tokens=budget_pages * PAGE)
+    n = spans[-1].end
+    state.on_computed(n, 1)
+    state.recent_share = share
+    held = list(range(-(-n // PAGE)))
+    return state, state.plan(n, held), state.view(n, held)
+
+
+@given(
+    pieces=pieces(max_size=6, flags=[SpanFlag.NONE, SpanFlag.SUPERSEDED]),
+    budget=st.integers(1, 20),
+    share=st.floats(0.0, 1.0),
+)
+def test_the_newest_pages_of_their_share_go_after_all_others(pieces, budget, share):
+    spans = tuple(lay(pieces))
+    _, plain, view = shared_plan(spans, budget, 0.0)
+    _, plan, _ = shared_plan(spans, budget, share)
+    assert len(plan.pages) == len(plain.pages)
+    assert sorted(plan.order) == sorted(plain.order)
+    stays = len(plan.order) - (plan.held_before - budget)
+    superseded = set(view.page_index[view.superseded].tolist())
+    newest = sorted(set(plan.order) - superseded)
+    newest = newest[len(newest) - min(max(int(share * max(stays, 0)), 0), len(newest)) :]
+    last = plan.order[len(plan.order) - len(newest) :]
+    assert sorted(last) == newest
+    for pages in (set(newest), set(plan.order) - set(newest)):
+        assert [page for page in plan.order if page in pages] == [page for page in plain.order if page in pages]
+
+
+def test_an_explanation_knows_the_share():
+    spans = (Span(0, 16, "system"), Span(16, 400, "user"))
+    state, plan, _ = shared_plan(spans, 10, 1.0)
+    state.apply(plan)
+    held = [page for page in range(25) if page not in plan.pages]
+    told = {page.page: page.goes_after for page in explain_session(state, held).pages if page.goes_after is not None}
+    assert sorted(told, key=told.__getitem__)[1:] == sorted(told)[1:], "all but the one that goes are the newest ones"
+    assert held[1:] == list(range(16, 25)), "the sink, and the newest"

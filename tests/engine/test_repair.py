@@ -73,6 +73,12 @@ def repair_requests(moves):
 def test_an_explanation_says_that_a_page_came_back_for_a_repair(talk):
     talk.turn()
     talk.turn()
+
+    def let_the_policy_decide(_, internals):
+        for session in internals.controller.sessions:
+            session.state.recent_share = 0.0  # else what came back goes again: it is older
+
+    talk.engine.run_on_engine_thread(let_the_policy_decide)
     done = talk.repair(last_tokens=LAST)
     stayed = [page for page in done.recalled_pages if done.holds_page(page)]
     assert stayed, "the plan has what it had, and some of what came back is worth more than what stayed before"

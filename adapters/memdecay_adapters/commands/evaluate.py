@@ -10,7 +10,7 @@ import typer
 from memdecay_adapters.commands.config_options import Profile
 from memdecay_agents.cli.output import JsonFile, Output
 from memdecay_agents.errors import ConfigError
-from memdecay_agents.recall import LEAST_SHARE
+from memdecay_agents.recall import LEAST_SHARE, RECENT_SHARE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +50,9 @@ def evaluate(
     least_share: Annotated[
         float, typer.Option(min=0, max=1, help="Of --tier host: evidence of the best page that what comes back has.")
     ] = LEAST_SHARE,
+    recent_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Of --tier host: part of what stays that is the newest pages'.")
+    ] = RECENT_SHARE,
     recall_every: Annotated[
         int | None, typer.Option(min=1, help="Of --tier host: tokens of an answer after which it is asked again.")
     ] = None,
@@ -87,6 +90,7 @@ def evaluate(
         recall_pages=recall_pages,
         reserve_pages=reserve_pages,
         least_share=least_share,
+        recent_share=recent_share,
         recall_every=recall_every,
         repair_tokens=(repair or None) if tier == "host" else None,
     )

@@ -144,6 +144,8 @@ class SessionEnds(RequestAdmission):
             ledger=self.ledger,
             draw_key=tracked.hints.session_id.key(),  # not the slot: the same hints draw the same numbers
         )
+        recall = None if self.tier is None else self.tier.tier.recall
+        state.recent_share = 0.0 if recall is None else recall.recent_share
         state.begin_turn(tracked.hints, tracked.request.num_prompt_tokens)
         return state
 

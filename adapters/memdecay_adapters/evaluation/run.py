@@ -30,7 +30,7 @@ from memdecay_agents.evaluation.synthetic import synthetic_trace
 from memdecay_agents.evaluation.trace_files import read_traces
 from memdecay_agents.evaluation.traces import TokenTrace, Trace
 from memdecay_agents.evaluation.variants import PAGE_SIZE_TOKENS, Variant, variants_of
-from memdecay_agents.recall import LEAST_SHARE
+from memdecay_agents.recall import LEAST_SHARE, RECENT_SHARE
 
 Todo = tuple[Variant, float | None]
 """A variant and a budget, a part of the trace's tokens; None: no limit."""
@@ -70,6 +70,8 @@ class EvaluateOptions:
     recall_pages: int = 4
     """That come back in a turn at most, in the recall stage."""
     least_share: float = LEAST_SHARE
+    """Of the recall stage: see `Recall`."""
+    recent_share: float = RECENT_SHARE
     """Of the recall stage: see `Recall`."""
     recall_every: int | None = None
     """Tokens of an answer after which it is asked again, in the recall stage."""
@@ -252,6 +254,7 @@ class Evaluation:
             max_pages=options.recall_pages,
             reserve_pages=options.reserve_pages,
             least_share=options.least_share,
+            recent_share=options.recent_share,
             every_tokens=options.recall_every,
         )
         return run_recall(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from memdecay_agents.recall import LEAST_SHARE, NEIGHBOUR_SHARE, RetrievalHead, RetrievalHeads
+from memdecay_agents.recall import LEAST_SHARE, NEIGHBOUR_SHARE, RECENT_SHARE, RetrievalHead, RetrievalHeads
 
 Rerun: TypeAlias = Literal["turn"] | Annotated[int, Field(ge=1)]
 
@@ -22,6 +22,9 @@ class Recall(BaseModel):
     reserve_pages: int = Field(default=0, ge=0, le=64)
     """Pages of the budget that the policy leaves free for what comes back, so that so many fewer have to leave for it;
     less where pinned and protected pages fill the budget. 0: what comes back takes the place of what leaves."""
+    recent_share: float = Field(default=RECENT_SHARE, ge=0.0, le=1.0)
+    """Part of the pages that may go and stay that is the newest ones': they leave after all others, since what is older
+    comes back when it is asked for, and what is newest is needed unasked. 0: the policy alone decides."""
     recent_may_leave: bool = True
     """Whether recent pages before what is computed again may make room where no other page does; False: never."""
     least_share: float = Field(default=LEAST_SHARE, ge=0.0, le=1.0)
