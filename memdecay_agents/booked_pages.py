@@ -35,8 +35,8 @@ class BookedPages:
         self._lowest_kept = self._next_kept(max(self._places) + 1)
 
     def _next_kept(self, place: int) -> float | None:
-        """Score and quota of the page at a place of the order; None: the order ends before it."""
-        if place >= len(self._plan.order):
+        """Score and quota of the page at a place of the order; None: what comes there is the newest, or nothing."""
+        if place >= len(self._plan.order) - self._plan.newest_last:
             return None
         return self._plan.scores[self._plan.order[place]] + self._quota(place)
 
@@ -61,7 +61,7 @@ class BookedPages:
             "parts": plan.parts[page],
             "order_position": position,
             "budget_pages": plan.budget_pages,
-            "keeping_pages": plan.held_before + plan.new_pages - place,
+            "keeping_pages": None if plan.newest_last else plan.held_before + plan.new_pages - place,
             "inside_quota": plan.inside_quota[place] if plan.inside_quota else None,
             "quota": self._quota(place),
             "lowest_kept": self._lowest_kept,

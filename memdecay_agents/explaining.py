@@ -180,16 +180,17 @@ def _score(state: SessionState, view: PageView) -> _Scored | None:
         scores = np.asarray(np.sum(list(parts.values()), axis=0), dtype=np.float32)
         budget = view.n_pages - 1 if state.budget_pages is None else min(state.budget_pages, view.n_pages - 1)
         ranking = state.policy.rank(view, budget, scores)
+        order = np.asarray(ranking.order, dtype=np.int64)
+        staying = order.shape[0] - (view.n_pages - budget)
+        order, _ = newest_last(order, view, state.policy, staying, state.recent_share)
     except Exception:  # a user's policy; its faults are counted where it plans
         return None
     candidates = view.page_index[view.evictable].tolist()
-    staying = len(candidates) - (view.n_pages - budget)
-    order = newest_last(ranking.order, view, state.policy, staying, state.recent_share)
     quota, inside = ranking.quota, ranking.inside_quota
     return _Scored(
         scores.tolist(),
         {name: np.asarray(part, dtype=np.float32).tolist() for name, part in parts.items()},
-        {int(page): place for place, page in enumerate(order)},
+        {page: place for place, page in enumerate(order.tolist())},
         {} if quota is None else dict(zip(candidates, quota.tolist(), strict=True)),
         {} if inside is None else dict(zip(candidates, inside.tolist(), strict=True)),
     )

@@ -17,7 +17,7 @@ from memdecay_agents.policies.base import Policy
 
 def newest_last(
     order: IndexArray, view: PageView, policy: Policy, staying_pages: int, recent_share: float
-) -> IndexArray:
+) -> tuple[IndexArray, int]:
     """An order in which the newest pages go last.
 
     Args:
@@ -26,12 +26,17 @@ def newest_last(
         policy: whose order it is.
         staying_pages: how many of these pages stay.
         recent_share: of those, the newest that go after all others; 0: the order stays as it is.
+
+    Returns:
+        The order, and how many of the newest stand at its end.
     """
+    if not recent_share or staying_pages <= 0:
+        return order, 0
     eligible = order
     if policy.heeds_superseded and policy.config.superseded_factor < 1.0:
         eligible = order[~view.superseded[np.searchsorted(view.page_index, order)]]
-    n_newest = min(int(recent_share * max(staying_pages, 0)), eligible.size)
+    n_newest = min(int(recent_share * staying_pages), eligible.size)
     if not n_newest:
-        return order
+        return order, 0
     last = np.isin(order, np.partition(eligible, -n_newest)[-n_newest:])
-    return np.concatenate([order[~last], order[last]])
+    return np.concatenate([order[~last], order[last]]), n_newest

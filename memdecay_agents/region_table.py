@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray
 from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.regions import READ_REGIONS
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class RegionTable:
             half_life_ticks=np.asarray([p.half_life_ticks or np.inf for p in profiles], np.float32),
             pinned=np.asarray([p.pinned for p in profiles], dtype=np.bool_),
             quota_weight=np.asarray([p.effective_quota_weight for p in profiles], np.float64),
-            refers=np.asarray([p.refers for p in profiles], dtype=np.bool_),
+            refers=np.asarray(
+                [
+                    name not in READ_REGIONS if p.refers is None else p.refers
+                    for name, p in zip(config.region_names, profiles, strict=True)
+                ],
+                dtype=np.bool_,
+            ),
             tie_rank=tie_rank,
         )

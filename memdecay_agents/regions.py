@@ -49,9 +49,9 @@ class RegionProfile(BaseModel):
     """Share of the evictable budget that is this region's own, relative to the others; None:
     ``base_priority``."""
 
-    refers: bool = True
+    refers: bool | None = None
     """Whether its words may refer to something that stood before, which is then worth more (default policy); False for
-    what is read rather than said, as tool results and retrieved documents are."""
+    what is read rather than said. None: False for tool results and retrieved documents, True for all others."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -76,6 +76,9 @@ class RegionProfile(BaseModel):
         """``quota_weight``, or the base priority where none was given."""
         return self.base_priority if self.quota_weight is None else self.quota_weight
 
+
+READ_REGIONS: frozenset[str] = frozenset({"tool_out", "retrieval"})
+"""Regions that are read rather than said: what they repeat is no mention."""
 
 _PAPER_BASE_PRIORITY: Mapping[str, float] = {
     "system": 1.0, "user": 0.9, "plan": 0.8, "retrieval": 0.6, "tool_out": 0.5, "tool_in": 0.3, "scratchpad": 0.2,
@@ -109,7 +112,6 @@ def _profiles(tool_out_half_life: float, unit: ClockUnit) -> dict[str, RegionPro
             half_life_unit=unit,
             pinned=name == "system",
             quota_weight=_QUOTA_WEIGHT.get(name, 1.0),
-            refers=name not in ("tool_out", "retrieval"),
         )
         for name in REGIONS
     }

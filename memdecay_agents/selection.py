@@ -32,6 +32,8 @@ class EvictionPlan:
     """What quotas added to the score of each page in ``order``; empty where the policy adds nothing."""
     inside_quota: tuple[bool, ...] = ()
     """Whether each page in ``order`` is inside its region's quota; empty where the policy knows no quotas."""
+    newest_last: int = 0
+    """How many at the end of ``order`` stand there for being the newest, whatever their score."""
     held_before: int = 0
     """Pages held before."""
     held_after: int = 0
@@ -62,6 +64,7 @@ def plan_eviction(
     new_pages: int = 0,
     allow_partial: bool = True,
     recent_share: float = 0.0,
+    leaving_pages: int | None = None,
 ) -> EvictionPlan:
     """Plan which pages go. Changes nothing and raises nothing: a shortfall is reported in the plan.
 
@@ -73,6 +76,7 @@ def plan_eviction(
         new_pages: pages about to be allocated.
         allow_partial: on a shortfall free what may go; False: free nothing.
         recent_share: see `newest_last`.
+        leaving_pages: where the caller frees only the head of the plan, how many; None: all of it.
     """
     held = view.n_pages
     if pages_to_free is None:
@@ -92,7 +96,8 @@ def plan_eviction(
         scores = parts["page_index"]
         ranking = Ranking(view.page_index[view.evictable])
         fault = f"policy '{policy.name}' raised {type(error).__name__}: {error}; the oldest pages go instead"
-    order = newest_last(ranking.order, view, policy, ranking.order.shape[0] - pages_to_free, recent_share)
+    staying = ranking.order.shape[0] - (pages_to_free if leaving_pages is None else leaving_pages)
+    order, n_newest = newest_last(ranking.order, view, policy, staying, recent_share)
     shortfall = max(0, pages_to_free - order.shape[0])
     n_freed = 0 if shortfall and not allow_partial else min(pages_to_free, order.shape[0])
     ranked: list[int] = order.tolist()
@@ -108,6 +113,7 @@ def plan_eviction(
         parts={page: dict(zip(parts, values, strict=True)) for page, values in zip(pages, freed_parts, strict=True)},
         quota=() if ranking.quota is None else tuple(ranking.quota[place].tolist()),
         inside_quota=() if ranking.inside_quota is None else tuple(ranking.inside_quota[place].tolist()),
+        newest_last=n_newest,
         held_after=held - n_freed,
         shortfall_pages=shortfall,
         refusal=_refusal(view, pages_to_free, order.shape[0]) if shortfall else None,

@@ -244,6 +244,7 @@ class SessionState:
         pages_to_free: int | None = None,
         allow_partial: bool = True,
         newest_tokens: int | None = None,
+        leaving_pages: int | None = None,
     ) -> EvictionPlan:
         """Plan what to free so that held and new pages fit the budget; never raises on a shortfall.
 
@@ -256,6 +257,7 @@ class SessionState:
             pages_to_free: free so many instead, whatever the budget (pool pressure).
             allow_partial: on a shortfall free what may go; False: free nothing.
             newest_tokens: where the recent window ends; None: at ``processed_tokens``.
+            leaving_pages: where only the head of the plan will be freed, how many pages; None: all of it.
         """
         self.note_held(held_pages)
         budget = self.budget_pages
@@ -279,6 +281,7 @@ class SessionState:
                 new_pages=new_pages,
                 allow_partial=allow_partial,
                 recent_share=self.recent_share,
+                leaving_pages=leaving_pages,
             )
         self.peak_pages = max(self.peak_pages, plan.held_after + new_pages)
         return plan

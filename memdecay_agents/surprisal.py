@@ -9,9 +9,11 @@ that comes again and again says little wherever it stands, and a name that stand
 is that of interpolated n-gram models. Where ids do not fall with frequency, z misleads only on words that came seldom.
 
 A name that is named later says no less for that, where it stood first, but NAMED_LATER_NATS more: its later places are
-not counted. A name is up to NAME_PAIRS pairs of words in a row that come again together, LATER_TOKENS behind or more
-and MOST_NAMINGS times in all at most, later always in a region that refers (``RegionProfile.refers``: what people and
-agents say, not what they read). Of its tokens those count that stand nowhere else, and what follows them in it.
+not counted. A name is the longest piece that comes again, LATER_TOKENS behind or more and MOST_NAMINGS times in all at
+most, later always in a region that refers (``RegionProfile.refers``: what people and agents say, not what they read).
+It has up to SHORT_NAME_TOKENS tokens, or up to NAME_TOKENS of which most stand nowhere else: a longer piece is a form
+of speech, as what a chat template writes between messages is. Of its tokens those count that stand nowhere else, and
+what follows them in it. A long number is none where each digit is a token, since digits stand elsewhere too.
 """
 
 from __future__ import annotations
@@ -32,8 +34,12 @@ PRIOR_NORM = 7.0
 """About the sum of 1 / (id + 50) over a vocabulary of 50,000 (6.9) to 150,000 (8.0)."""
 LATER_TOKENS = 64
 """A name is named later where it comes again so far behind, not in the same breath."""
-NAME_PAIRS = 3
-"""Longest name, in pairs of words: what comes again in longer pieces is a form of speech."""
+SHORT_NAME_TOKENS = 4
+"""A piece that comes again and is no longer than this is a name; a longer one only if most of it is its own."""
+NAME_TOKENS = 10
+"""Longest name, in tokens."""
+OWN_SHARE = 2 / 3
+"""Of a longer name, its own tokens: those that stand nowhere else."""
 MOST_NAMINGS = 4
 """Places of a name at most, the first among them."""
 NAMED_LATER_NATS = 1.0
@@ -50,7 +56,7 @@ _Places: TypeAlias = tuple[IndexArray, ...]
 
 
 class TokenCounts:
-    """The words and pairs of words of one session, in the order of its tokens; 100 to 270 bytes a token."""
+    """The words and pairs of words of one session, in the order of its tokens; 130 to 330 bytes a token."""
 
     def __init__(self) -> None:
         """Begin with no token."""
@@ -67,7 +73,7 @@ class TokenCounts:
         self._word_count = np.zeros(0, dtype=np.int64)
         self._pair_count = np.zeros(0, dtype=np.int64)
         self._pair_first = np.zeros(0, dtype=np.int64)
-        self._pair_places = np.zeros(0, dtype=np.int64)
+        self._pair_second = np.zeros(0, dtype=np.int64)
         self._pair_read = np.zeros(0, dtype=np.int64)
         self.n_known = 0
 
@@ -105,16 +111,18 @@ class TokenCounts:
         self._word[start:end] = [words.setdefault(word, len(words)) for word in listed]
         self._pair[start:end] = [pairs.setdefault(pair, len(pairs)) for pair in zip(before, listed, strict=True)]
         self._word_count = _with_room(self._word_count, len(words))
-        self._pair_count, self._pair_places, self._pair_read = (
-            _with_room(a, len(pairs)) for a in (self._pair_count, self._pair_places, self._pair_read)
+        self._pair_count, self._pair_read = (_with_room(a, len(pairs)) for a in (self._pair_count, self._pair_read))
+        self._pair_first, self._pair_second = (
+            _with_room(a, len(pairs), _NOWHERE) for a in (self._pair_first, self._pair_second)
         )
-        self._pair_first = _with_room(self._pair_first, len(pairs), _NOWHERE)
         np.add.at(self._word_count, self._word[start:end], 1)
         np.add.at(self._pair_count, self._pair[start:end], 1)
-        places = np.arange(start, end, dtype=np.int64)
-        np.add.at(self._pair_places, self._pair[start:end], places)
         np.add.at(self._pair_read, self._pair[start:end], 1 - self._refers[start:end])
-        np.minimum.at(self._pair_first, self._pair[start:end], places)
+        for place, pair in enumerate(self._pair[start:end].tolist(), start):
+            if self._pair_first[pair] == _NOWHERE:
+                self._pair_first[pair] = place
+            elif self._pair_second[pair] == _NOWHERE:
+                self._pair_second[pair] = place
         self.n_known = end
 
     def relabel(self, refers: BoolArray) -> None:
@@ -133,9 +141,9 @@ class TokenCounts:
         np.subtract.at(self._word_count, self._word[start:end], 1)
         dropped = self._pair[start:end]
         np.subtract.at(self._pair_count, dropped, 1)
-        np.subtract.at(self._pair_places, dropped, np.arange(start, end, dtype=np.int64))
         np.subtract.at(self._pair_read, dropped, 1 - self._refers[start:end])
         self._pair_first[dropped[self._pair_count[dropped] == 0]] = _NOWHERE
+        self._pair_second[dropped[self._pair_count[dropped] <= 1]] = _NOWHERE
         self.n_known = start
         if len(self._pairs) > 2 * start + _SLACK:
             kept, refers = self.ids.copy(), self._refers[:start] == 1
@@ -174,34 +182,41 @@ class TokenCounts:
             The places of those that do; int64 [F]: how often it is; bool [F]: the word before belongs to it as well.
         """
         at = index[some]
-        ends, begins = self._return_offset(at), self._return_offset(at + 1)
+        ends, begins = self._next_place(at), self._next_place(at + 1)
         returns = np.nonzero((ends > 0) | (begins > 0))
         at, ends, begins = at[returns], ends[returns], begins[returns]
         if not at.size:
             return tuple(places[:0] for places in some), at, ends > 0
-        pair = at + (ends == 0)  # one pair of its run
-        around = self._return_offset(pair[:, None] + np.arange(-NAME_PAIRS, NAME_PAIRS + 1))
-        same = around == np.where(ends > 0, ends, begins)[:, None]
-        behind, ahead = same[:, NAME_PAIRS:], same[:, NAME_PAIRS::-1]
-        length = sum(np.logical_and.accumulate(side, axis=1).sum(axis=1) for side in (behind, ahead)) - 1
-        count = self._pair_count[self._pair[pair]]
-        own = self._word_count[self._word[at]] == count
-        behind_own = (ends > 0) & (self._word_count[self._word[np.maximum(at - 1, 0)]] == count)
-        names = np.nonzero((length <= NAME_PAIRS) & (own | behind_own))[0]
+        pair = at + (ends == 0)  # the pair of the two that comes again, and how far behind
+        count, behind = self._pair_count[self._pair[pair]], np.where(ends > 0, ends, begins) - pair
+        around = pair[:, None] + np.arange(-NAME_TOKENS - 1, NAME_TOKENS + 1)
+        inside = (around >= 0) & (around + behind[:, None] < self.n_known)
+        here = np.where(inside, around, 0)
+        same = inside & (self._ids[here] == self._ids[np.where(inside, around + behind[:, None], 0)])
+        run = np.concatenate(
+            [np.logical_and.accumulate(same[:, NAME_TOKENS::-1], axis=1)[:, ::-1],
+             np.logical_and.accumulate(same[:, NAME_TOKENS + 1 :], axis=1)], axis=1
+        )  # fmt: skip
+        own = run & (self._word_count[self._word[here]] == count[:, None])
+        length, n_own = run.sum(axis=1), own.sum(axis=1)
+        is_name = (length <= SHORT_NAME_TOKENS) | ((length <= NAME_TOKENS) & (OWN_SHARE * length <= n_own))
+        place = np.arange(at.size), NAME_TOKENS + 1 - (ends == 0)  # of the token itself among those around
+        before = (ends > 0) & own[place[0], place[1] - 1]
+        names = np.nonzero(is_name & (own[place] | before))[0]
         return tuple(places[returns][names] for places in some), count[names] - 1, ends[names] > 0
 
-    def _return_offset(self, index: IndexArray) -> FloatArray:
-        """How far behind the pair that ends at each token it stands again, on average, float64 [like ``index``].
+    def _next_place(self, index: IndexArray) -> IndexArray:
+        """Where the pair that ends at each token stands again first, int64 [like ``index``].
 
         0 where it does not, or too near, or too often, or where nobody refers to it, or where it has stood before.
         """
         inside = (index > 0) & (index < self.n_known)
-        pair = self._pair[np.where(inside, index, 0)]
-        count = self._pair_count[pair]
+        known = np.where(inside, index, 0)
+        pair = self._pair[known]
+        count, second = self._pair_count[pair], self._pair_second[pair]
         inside &= (count > 1) & (count <= MOST_NAMINGS) & (self._pair_first[pair] == index)
-        inside &= self._pair_read[pair] == 1 - self._refers[np.where(inside, index, 0)]  # at most where it stands first
-        offset = (self._pair_places[pair] - index) / np.maximum(count - 1, 1) - index
-        return np.where(inside & (offset >= LATER_TOKENS), offset, 0.0)
+        inside &= self._pair_read[pair] == 1 - self._refers[known]  # read, not said, at most where it stands first
+        return np.where(inside & (second - index >= LATER_TOKENS), second, 0)
 
 
 def _few(others: IndexArray) -> BoolArray:

@@ -141,3 +141,14 @@ def test_an_unknown_region_lists_the_known_ones():
 def test_a_config_cannot_be_changed():
     with pytest.raises(Exception, match="frozen"):
         MemDecayConfig().alpha = 1.0
+
+
+def test_what_is_read_refers_to_nothing_unless_it_is_said_so():
+    def refers(**regions):
+        table = RegionTable.of(MemDecayConfig(regions=regions))
+        return {name for name, flag in zip(table.names, table.refers, strict=True) if flag}
+
+    said = {"system", "plan", "user", "tool_in", "scratchpad"}
+    assert refers() == said
+    assert refers(tool_out=RegionProfile(base_priority=1.0), notes=RegionProfile(base_priority=0.5)) == said | {"notes"}
+    assert refers(tool_out={"refers": True}, user={"refers": False}) == (said | {"tool_out"}) - {"user"}

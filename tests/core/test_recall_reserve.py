@@ -7,9 +7,11 @@ from core_helpers import lay, pieces, session, state_of, view_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memdecay_agents import MemDecayConfig, Span
+from memdecay_agents import MemDecayConfig, RequestHints, Span, get_policy
 from memdecay_agents.explaining import explain_session
 from memdecay_agents.pages import build_page_view
+from memdecay_agents.session_state import SessionState
+from memdecay_agents.sessions import SessionId
 from memdecay_agents.spans import SpanFlag
 
 PAGE = 16
@@ -114,3 +116,46 @@ def test_an_explanation_knows_the_share():
     told = {page.page: page.goes_after for page in explain_session(state, held).pages if page.goes_after is not None}
     assert sorted(told, key=told.__getitem__)[1:] == sorted(told)[1:], "all but the one that goes are the newest ones"
     assert held[1:] == list(range(16, 25)), "the sink, and the newest"
+
+
+@given(pieces=pieces(min_size=3, max_size=6), leaving=st.integers(1, 6), share=st.floats(0.0, 1.0))
+def test_who_ranks_all_pages_and_frees_the_head_names_how_many(pieces, leaving, share):
+    spans = tuple(lay(pieces))
+    state = session(MemDecayConfig.for_policy("key_norm", page_size_tokens=PAGE), spans=spans, budget_tokens=1000)
+    n = spans[-1].end
+    state.on_computed(n, 1)
+    state.recent_share = share
+    held = list(range(-(-n // PAGE)))
+    head = state.plan(n, held, pages_to_free=leaving)
+    whole = state.plan(n, held, pages_to_free=len(held), leaving_pages=leaving)
+    assert whole.pages[: len(head.pages)] == head.pages
+    assert whole.newest_last == head.newest_last
+
+
+def test_what_stays_for_being_new_names_no_budget_and_no_score():
+    spans = (Span(0, 16, "system"), Span(16, 400, "user"))
+    state, plan, _ = shared_plan(spans, 10, 1.0)
+    entries = state.apply(plan)
+    assert plan.newest_last
+    assert all(entry.keeping_pages is None and entry.lowest_kept is None for entry in entries)
+    kinds = {one.kind for page in explain_session(state, []).pages for one in page.kept_by}
+    assert kinds == {"pin"}
+
+
+class Listed(get_policy("key_norm", MemDecayConfig()).__class__):
+    """Gives its order as a list, as a user's policy may."""
+
+    heeds_superseded = True
+
+    def order(self, view, budget_pages, page_scores):
+        return super().order(view, budget_pages, page_scores).tolist()
+
+
+def test_a_policy_whose_order_is_a_list_is_explained():
+    config = MemDecayConfig(page_size_tokens=PAGE)
+    state = SessionState(SessionId("t", "thread", "a"), "a", config, Listed(config))
+    state.begin_turn(RequestHints(spans=(Span(0, 400, "user"),), budget_tokens=160), 400)
+    state.on_computed(400, 1)
+    for share in (0.0, 0.5):
+        state.recent_share = share
+        assert sum(page.goes_after is not None for page in explain_session(state, range(25)).pages) > 10

@@ -19,7 +19,10 @@ from memdecay_agents.surprisal import TokenCounts
 CONFIG = MemDecayConfig()
 PAGE = CONFIG.page_size_tokens
 WORDS = st.lists(st.integers(0, 6) | st.integers(0, 60_000), min_size=1, max_size=80)
-NAMES = st.sampled_from([[70_001, 70_002], [70_003, 70_004, 70_005], [70_006, 70_002], [70_007, 5]])
+NAMES = st.sampled_from(
+    [[70_001, 70_002], [70_003, 70_004, 70_005], [70_006, 70_002], [70_007, 5], list(range(80_000, 80_006)),
+     [3, 90_000, 90_001, 5, 90_002, 90_003, 4]]
+)  # fmt: skip
 """Pieces that come again, so that some are named later."""
 IDS = st.lists(WORDS.map(lambda ids: ids[:9]) | NAMES, min_size=1, max_size=14).map(lambda some: list(chain(*some)))
 
@@ -46,24 +49,26 @@ def named_by_hand(ids: list[int], at: int, refers: list[bool]) -> tuple[int, boo
     def places(end: int) -> list[int]:
         return [i for i in range(1, len(ids)) if 0 < end < len(ids) and ids[i - 1 : i + 1] == ids[end - 1 : end + 1]]
 
-    def offset(end: int) -> float:
+    def comes_again(end: int) -> int:
         found = places(end)
         if not 1 < len(found) <= surprisal.MOST_NAMINGS or found[0] != end or not all(refers[i] for i in found[1:]):
-            return 0.0
-        behind = sum(found[1:]) / (len(found) - 1) - end
-        return behind if behind >= surprisal.LATER_TOKENS else 0.0
+            return 0
+        return found[1] if found[1] - end >= surprisal.LATER_TOKENS else 0
 
-    end = at if offset(at) else at + 1
-    if not offset(end):
+    end = at if comes_again(at) else at + 1
+    if not (again := comes_again(end)):
         return 0, False
-    run = 1
-    for step in (1, -1):
-        far = end + step
-        while offset(far) == offset(end):
-            run, far = run + 1, far + step
-    count, here = len(places(end)), end == at
+    first, last, behind = end - 1, end, again - end
+    while first > 0 and ids[first - 1] == ids[first - 1 + behind]:
+        first -= 1
+    while last + 1 + behind < len(ids) and ids[last + 1] == ids[last + 1 + behind]:
+        last += 1
+    piece, count, here = ids[first : last + 1], len(places(end)), end == at
+    n_own = sum(ids.count(word) == count for word in piece)
+    short = len(piece) <= surprisal.SHORT_NAME_TOKENS
+    is_name = short or (len(piece) <= surprisal.NAME_TOKENS and n_own >= surprisal.OWN_SHARE * len(piece))
     own = ids.count(ids[at]) == count or (here and ids.count(ids[at - 1]) == count)
-    return (count - 1 if own and run <= surprisal.NAME_PAIRS else 0), here
+    return (count - 1 if own and is_name else 0), here
 
 
 @contextlib.contextmanager
@@ -137,10 +142,29 @@ def test_a_later_mention_says_more_of_a_name_and_one_in_what_is_read_does_not():
 
 
 def test_a_form_of_speech_that_comes_again_is_no_name():
-    form, fill = list(range(70_001, 70_007)), list(range(100, 200))
+    form, fill = [70_001, 7, 70_002, 8, 9, 70_003], [7, 8, 9, *range(100, 200)]
     once, again = [5, *form, *fill, 6, 7, 8, 9, 9, 9], [5, *form, *fill, 6, *form]
-    at = np.arange(2, 7)
-    assert (told(again).surprisal(at) < told(once).surprisal(at)).all()
+    at = np.asarray([3, 6])
+    assert (told(again).surprisal(at) < told(once).surprisal(at) - 5).all()
+
+
+def test_a_long_name_is_one_if_most_of_it_stands_nowhere_else():
+    name, fill = list(range(70_001, 70_009)), list(range(100, 200))
+    once, named = [5, *name, *fill, 6, *range(300, 308)], [5, *name, *fill, 6, *name]
+    at = np.arange(1, 9)
+    assert (told(named).surprisal(at) > told(once).surprisal(at) + 0.5).all()
+
+
+def test_what_a_chat_template_writes_between_messages_is_no_name():
+    words = iter(range(1000, 2000))
+
+    def message(role):
+        return [1, role, 198, *(next(words) for _ in range(80)), 2, 198]
+
+    ids = [*message(60_000), *message(70_001), *message(70_002), *message(70_001), *message(70_002)]
+    first_headers = np.asarray([85 + 1, 2 * 85 + 1])
+    assert (told(ids).surprisal(first_headers) < 6).all()
+    assert (told(ids[: 3 * 85]).surprisal(first_headers) > 6).all(), "a role that stands once is as telling as any word"
 
 
 def test_an_id_below_zero_is_refused_and_changes_nothing():

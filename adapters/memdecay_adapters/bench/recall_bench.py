@@ -138,6 +138,7 @@ class _Round:
     repaired_tokens: int
     answer: float
     answer_with_recall: float
+    answer_recalled_pages: int
 
 
 def _recipes(options: RecallBenchOptions, model_path: str, page: int) -> dict[str, EngineRecipe]:
@@ -168,7 +169,7 @@ def _round(
         return {name: conversations[name].turn(new, answer_tokens) for name in order}
 
     new = _words(draw, options.turn_tokens)
-    turns = in_turn(("off", "host", "repaired"), new, 1)
+    turns = in_turn(("off", "host", "every", "repaired"), new, 1)
     seconds, tokens = conversations["repaired"].engine.run(repair_session)
     alone = conversations["off"].turn(new[: options.rerun_tokens])
     answers = in_turn(("host", "every"), _words(draw, QUESTION_TOKENS), options.answer_tokens)
@@ -181,6 +182,7 @@ def _round(
         repaired_tokens=tokens,
         answer=answers["host"].seconds,
         answer_with_recall=answers["every"].seconds,
+        answer_recalled_pages=answers["every"].recalled_pages,
     )
 
 
@@ -192,6 +194,7 @@ def _sum_up(result: EngineBenchResult, rounds: Sequence[_Round], without_recall:
     values["turns_without_recall"] = without_recall
     values["recalled_pages_per_turn"] = round(statistics.mean(of("recalled_pages")), 2)
     values["repaired_tokens_per_turn"] = round(statistics.mean(of("repaired_tokens")), 2)
+    values["recalled_pages_per_answer"] = round(statistics.mean(of("answer_recalled_pages")), 2)
     titles = {
         "turn": "turn",
         "with_recall": "turn_with_recall",

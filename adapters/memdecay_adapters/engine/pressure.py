@@ -99,14 +99,17 @@ class PoolPressure:
         A whole chunk is taken at once: planning looks at every page, and the next request for room is near.
         """
         candidates: list[tuple[RetainedSession, EvictionPlan]] = []
+        wanted = max(pages, self._controller.chunk_pages)
         for session in self._controller.sessions:
             guaranteed = session.state.guaranteed_pages
             held = session.held_pages
             if session is spared or guaranteed is None or len(held) <= guaranteed:
                 continue
-            plan = session.state.plan(len(session.token_ids), held, pages_to_free=len(held) - guaranteed)
+            surplus = len(held) - guaranteed
+            plan = session.state.plan(
+                len(session.token_ids), held, pages_to_free=surplus, leaving_pages=min(surplus, wanted)
+            )
             candidates.append((session, dataclasses.replace(plan, pages=private_pages(session.blocks, plan.pages))))
-        wanted = max(pages, self._controller.chunk_pages)
         taken = lowest_first([[plan.scores[page] for page in plan.pages] for _, plan in candidates], wanted)
         for (session, plan), count in zip(candidates, taken, strict=True):
             if count:
@@ -160,7 +163,7 @@ class PoolPressure:
         tracked, state = next((t, s) for name, t, s in self._controller.running() if name == request_id)
         processed = tracked.request.num_computed_tokens
         held = held_pages(row)
-        plan = state.plan(processed, held, pages_to_free=len(held))
+        plan = state.plan(processed, held, pages_to_free=len(held), leaving_pages=count)
         plan = dataclasses.replace(plan, pages=private_pages(row, plan.pages)[:count])
         freed = self._controller.book(request_id, plan, processed, EvictionReason.pool_pressure)
         self._cache.drop_pages(row, freed)

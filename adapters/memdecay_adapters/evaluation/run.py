@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import memdecay_adapters.engine
 from memdecay_adapters.bench.machine import machine, versions
@@ -31,6 +31,9 @@ from memdecay_agents.evaluation.trace_files import read_traces
 from memdecay_agents.evaluation.traces import TokenTrace, Trace
 from memdecay_agents.evaluation.variants import PAGE_SIZE_TOKENS, Variant, variants_of
 from memdecay_agents.recall import LEAST_SHARE, RECENT_SHARE
+
+if TYPE_CHECKING:
+    from memdecay_adapters.engine.tier import Recall
 
 Todo = tuple[Variant, float | None]
 """A variant and a budget, a part of the trace's tokens; None: no limit."""
@@ -245,20 +248,24 @@ class Evaluation:
 
     def recall(self, traces: Sequence[TokenTrace]) -> list[FactOutcome]:
         """Stream traces through an engine without a host tier and through one with it, and ask in all ways."""
-        from memdecay_adapters.engine.tier import Recall
         from memdecay_adapters.evaluation.recall_stage import run_recall
 
         work = [(trace, self.todo(trace)) for trace in traces]
         options = self.options
-        recall = Recall(
+        return run_recall(
+            options.model, work, options.askings, self._recall(), self.store, self.progress, options.repair_tokens
+        )
+
+    def _recall(self) -> Recall:
+        from memdecay_adapters.engine.tier import Recall
+
+        options = self.options
+        return Recall(
             max_pages=options.recall_pages,
             reserve_pages=options.reserve_pages,
             least_share=options.least_share,
             recent_share=options.recent_share,
             every_tokens=options.recall_every,
-        )
-        return run_recall(
-            self.options.model, work, self.options.askings, recall, self.store, self.progress, options.repair_tokens
         )
 
     def _key(self, trace: TokenTrace) -> str:
@@ -304,6 +311,7 @@ class Evaluation:
             "right_where_lost": _rate([o for o in asked if not o.survived]),
             "chance": 0.125,
             "seeds": list(self.options.seeds),
+            "recall_settings": None if self.options.tier == "off" else self._recall().model_dump(mode="json"),
             "repair_tokens": self.options.repair_tokens,
             "supersedes": self.options.supersedes,
             "profile": None if self.options.profile is None else self.options.profile.name,

@@ -81,7 +81,10 @@ class PageMoves:
         request_id, held = tracked.request.request_id, held_pages(row)
         self._book.catalogue.hold(coming)
         if victims:
-            plan = state.plan(processed, held, pages_to_free=len(held), newest_tokens=newest_tokens)
+            count = victims if isinstance(victims, int) else len(victims)
+            plan = state.plan(
+                processed, held, pages_to_free=len(held), newest_tokens=newest_tokens, leaving_pages=count
+            )
             if isinstance(victims, int):
                 leaving = plan.pages[:victims]
             else:
