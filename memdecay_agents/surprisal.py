@@ -42,7 +42,7 @@ OWN_SHARE = 2 / 3
 """Of a longer name, its own tokens: those that stand nowhere else."""
 MOST_NAMINGS = 4
 """Places of a name at most, the first among them."""
-NAMED_LATER_NATS = 1.0
+NAMED_LATER_NATS = 2.0
 """What a name says more for being named later."""
 _NO_TOKEN = -1
 """What stands before the first token."""
