@@ -74,6 +74,9 @@ class MemDecayConfig(BaseModel):
     """Default policy: with so many evictable pages or fewer, a page beside a held one gains 1; with more, as the square
     of the ratio. 0: neighbours count nothing. Ours."""
 
+    mention_bonus: float = Field(default=0.16, ge=0.0)
+    """Default policy: what a page gains that holds a name which is named later, or stands close to it. Ours."""
+
     ewma_factor: float = Field(default=0.1, gt=0.0, le=1.0)
     """Weight of one query in the moving average of raw mass: 0.1 sees about ten queries. Ours."""
 

@@ -20,7 +20,7 @@ from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray, RegionArra
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.region_table import RegionTable
 from memdecay_agents.spans import SpanFlag
-from memdecay_agents.surprisal import TokenCounts
+from memdecay_agents.surprisal import TokenCounts, Told
 from memdecay_agents.token_state import TokenState
 from memdecay_kernels.implementations import native_library
 from memdecay_kernels.native import host
@@ -106,9 +106,18 @@ class PageView:
         return self.gather(self.columns.key_norm)
 
     @cached_property
+    def _told(self) -> Told:
+        return self.counts.told(self.token_index)
+
+    @cached_property
     def surprisal(self) -> FloatArray:
         """float32 [P, page], in nats: see `TokenCounts`; 0 where the token's id is not known."""
-        return self.counts.surprisal(self.token_index)
+        return self._told.surprisal
+
+    @cached_property
+    def named(self) -> BoolArray:
+        """bool [P, page]: the token belongs to a telling name that is named later; see `TokenCounts`."""
+        return self._told.named
 
     @cached_property
     def valid(self) -> BoolArray:
@@ -136,7 +145,9 @@ class PageView:
         return np.asarray(total / np.maximum(count, 1).astype(np.float32), dtype=np.float32)
 
 
-TOKEN_ARRAYS = tuple(name for name, value in vars(PageView).items() if isinstance(value, cached_property))
+TOKEN_ARRAYS = tuple(
+    name for name, value in vars(PageView).items() if isinstance(value, cached_property) and not name.startswith("_")
+)
 """Names of the view's arrays by token."""
 
 

@@ -14,12 +14,14 @@ most, later always in a region that refers (``RegionProfile.refers``: what peopl
 It has up to SHORT_NAME_TOKENS tokens, or up to NAME_TOKENS of which most stand nowhere else: a longer piece is a form
 of speech, as what a chat template writes between messages is. Of its tokens those count that stand nowhere else, and
 what follows them in it. A long number is none where each digit is a token, since digits stand elsewhere too.
+
+A name with RARE_TOKENS rare words or more is telling: "strap colour" is one, "then the" and "two of" are not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -44,6 +46,10 @@ MOST_NAMINGS = 4
 """Places of a name at most, the first among them."""
 NAMED_LATER_NATS = 2.0
 """What a name says more for being named later."""
+RARE_ID = 2000
+"""Ids from here on are those of rare words, where ids fall with frequency."""
+RARE_TOKENS = 2
+"""Rare words of a telling name, at least."""
 _NO_TOKEN = -1
 """What stands before the first token."""
 _NOWHERE = np.iinfo(np.int64).max
@@ -53,6 +59,28 @@ _SLACK = 4096
 
 _Places: TypeAlias = tuple[IndexArray, ...]
 """Places in an array, one index array an axis, as `numpy.nonzero` gives them."""
+
+
+class Told(NamedTuple):
+    """What token ids say of some tokens."""
+
+    surprisal: FloatArray
+    """float32, in nats; 0 where the id is not known."""
+    named: BoolArray
+    """bool, alike: the token belongs to a telling name that is named later."""
+
+
+class _Named(NamedTuple):
+    """Tokens of names that are named later, F of them."""
+
+    places: _Places
+    """Where they are among the tokens that were asked about."""
+    later: IndexArray
+    """int64 [F]: how often the name is named later."""
+    ends_pair: BoolArray
+    """bool [F]: the word before belongs to the name as well."""
+    telling: BoolArray
+    """bool [F]: so does a second rare word, or a third."""
 
 
 class TokenCounts:
@@ -152,41 +180,44 @@ class TokenCounts:
 
     def surprisal(self, token_index: IndexArray) -> FloatArray:
         """Surprisal of some tokens in nats, of the shape of ``token_index`` (int64); 0 where the id is not known."""
+        return self.told(token_index).surprisal
+
+    def told(self, token_index: IndexArray) -> Told:
+        """Surprisal of some tokens, and which of them are named later; of the shape of ``token_index`` (int64)."""
         known = token_index < self.n_known
         if not known.any():
-            return np.zeros(token_index.shape, dtype=np.float32)
+            return Told(np.zeros(token_index.shape, dtype=np.float32), np.zeros(token_index.shape, dtype=np.bool_))
         index = np.where(known, token_index, 0)
         word, pair, previous = self._word[index], self._pair[index], np.maximum(index - 1, 0)
         words, pairs = self._word_count[word] - 1, self._pair_count[pair] - 1
         before = np.where(index > 0, self._word_count[self._word[previous]] - 1, 0)
         nats = np.zeros(index.shape, dtype=np.float64)
-        found, later, ends_pair = self._named_later(index, np.nonzero(_few(words) | _few(before)))
-        if later.size:
-            words[found] -= later
-            pairs[found] -= ends_pair * later
-            before[found] -= ends_pair * later
-            nats[found] = NAMED_LATER_NATS
+        named = np.zeros(index.shape, dtype=np.bool_)
+        found = self._named_later(index, np.nonzero(_few(words) | _few(before)))
+        if found.later.size:
+            words[found.places] -= found.later
+            pairs[found.places] -= found.ends_pair * found.later
+            before[found.places] -= found.ends_pair * found.later
+            nats[found.places] = NAMED_LATER_NATS
+            named[found.places] = found.telling
         alone = words + PRIOR_TOKENS / (PRIOR_NORM * (self._ids[index] + RANK_OFFSET))
         alone /= self.n_known + PRIOR_TOKENS
         chance = (pairs + alone) / (before + 1)
-        return np.where(known, nats - np.log(chance), 0.0).astype(np.float32)
+        return Told(np.where(known, nats - np.log(chance), 0.0).astype(np.float32), named & known)
 
-    def _named_later(self, index: IndexArray, some: _Places) -> tuple[_Places, IndexArray, BoolArray]:
+    def _named_later(self, index: IndexArray, some: _Places) -> _Named:
         """Which of some known tokens belong to a name that is named later.
 
         Args:
             index: int64, any shape: tokens.
             some: the places in it that are asked about.
-
-        Returns:
-            The places of those that do; int64 [F]: how often it is; bool [F]: the word before belongs to it as well.
         """
         at = index[some]
         ends, begins = self._next_place(at), self._next_place(at + 1)
         returns = np.nonzero((ends > 0) | (begins > 0))
         at, ends, begins = at[returns], ends[returns], begins[returns]
         if not at.size:
-            return tuple(places[:0] for places in some), at, ends > 0
+            return _Named(tuple(places[:0] for places in some), at, ends > 0, ends > 0)
         pair = at + (ends == 0)  # the pair of the two that comes again, and how far behind
         count, behind = self._pair_count[self._pair[pair]], np.where(ends > 0, ends, begins) - pair
         around = pair[:, None] + np.arange(-NAME_TOKENS - 1, NAME_TOKENS + 1)
@@ -203,7 +234,9 @@ class TokenCounts:
         place = np.arange(at.size), NAME_TOKENS + 1 - (ends == 0)  # of the token itself among those around
         before = (ends > 0) & own[place[0], place[1] - 1]
         names = np.nonzero(is_name & (own[place] | before))[0]
-        return tuple(places[returns][names] for places in some), count[names] - 1, ends[names] > 0
+        telling = ((self._ids[here] >= RARE_ID) & run).sum(axis=1) >= RARE_TOKENS
+        places = tuple(places[returns][names] for places in some)
+        return _Named(places, count[names] - 1, ends[names] > 0, telling[names])
 
     def _next_place(self, index: IndexArray) -> IndexArray:
         """Where the pair that ends at each token stands again first, int64 [like ``index``].

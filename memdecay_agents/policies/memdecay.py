@@ -1,15 +1,15 @@
 """The default: priority of what is young in its region, what a page tells, ranks of key norms and salience, quotas.
 
     s_i = b_r g(dt_i) + alpha (1 - u) ((1 - k) rank(salience_i) - k rank(norm_i))
-    page score = mean of s + alpha u information + neighbours
+    page score = mean of s + alpha u information + neighbours + mentions
     order by  score  + bonus where the page is inside its region's quota, - its b_r g part where it is not;
               superseded pages go before all others
 
 So a quota bounds what a region can claim by its priority: a fresh tool result as long as the budget takes its share.
 A quota of one page gives no bonus: half of what lies on two pages is of no use.
 
-u is ``information_share`` (0 where no token ids are known), k is ``key_norm_share``; information and neighbours: see
-the modules ``memdecay_agents.information`` and ``memdecay_agents.neighbours``. g is the exponential 2 ** (-dt / h_r) or
+u is ``information_share`` (0 where no token ids are known), k is ``key_norm_share``; information, neighbours, mentions:
+see the modules of these names in ``memdecay_agents``. g is the exponential 2 ** (-dt / h_r) or
 the power law 1 / (1 + dt / h_r); ranks are taken among the tokens of the session's evictable pages. Ours, built on
 MemDecay (regions, decay, refresh, pins); that small keys are worth keeping is from arXiv 2406.11430. Ranks instead of
 magnitudes answer the publication's own open point, that the attention term needs its magnitude normalised. What was
@@ -26,6 +26,7 @@ import numpy as np
 
 from memdecay_agents.arrays import FloatArray, IndexArray
 from memdecay_agents.information import page_information
+from memdecay_agents.mentions import close_to_mentioned
 from memdecay_agents.neighbours import neighbour_gain
 from memdecay_agents.pages import PageView
 from memdecay_agents.policies.base import Policy, Ranking, ascending
@@ -35,7 +36,7 @@ from memdecay_kernels.terms import ScoreTerms
 
 
 class MemDecayPolicy(Policy):
-    """Reads ``alpha``, the two shares, ``quota_bonus``, ``neighbours_up_to_pages``, ``decay_form``,
+    """Reads ``alpha``, the two shares, ``quota_bonus``, ``neighbours_up_to_pages``, ``mention_bonus``, ``decay_form``,
     ``superseded_factor`` and the profiles."""
 
     name: ClassVar[str] = "memdecay"
@@ -54,6 +55,14 @@ class MemDecayPolicy(Policy):
             return np.zeros(view.n_pages, dtype=np.float32)
         return np.float32(weight) * page_information(view)
 
+    def _by_page(self, view: PageView) -> dict[str, FloatArray]:
+        """The parts that a page has as a whole, float32 [P] each."""
+        return {
+            "information": self._information(view),
+            "neighbours": neighbour_gain(view, self.config.neighbours_up_to_pages),
+            "mentions": np.float32(self.config.mention_bonus) * close_to_mentioned(view).astype(np.float32),
+        }
+
     def _terms(self, view: PageView) -> Terms:
         rest = self.config.alpha * (1.0 - self._information_share(view))
         return ScoreTerms(
@@ -70,25 +79,19 @@ class MemDecayPolicy(Policy):
         )
 
     def token_scores(self, view: PageView) -> FloatArray:
-        """Structure + key norm + salience + the page's information and neighbours, float32 [P, page].
+        """Structure + key norm + salience + the page's information, neighbours and mentions, float32 [P, page].
 
         Ranks are 0 on pages that are not evictable.
         """
         structure, key_norm, salience = token_parts(view, self._terms(view)).values()
-        page = self._information(view) + neighbour_gain(view, self.config.neighbours_up_to_pages)
+        page = sum(self._by_page(view).values(), start=np.float32(0.0))
         return np.asarray(structure + key_norm + salience + page[:, None], dtype=np.float32)
 
     def score_parts(self, view: PageView) -> dict[str, FloatArray]:
-        """The decaying ``structure``, ``information``, the rank terms ``key_norm`` (at most 0) and ``salience``, and
-        ``neighbours``."""
+        """The decaying ``structure``, the rank terms ``key_norm`` (at most 0) and ``salience``, and of the page as a
+        whole ``information``, ``neighbours`` and ``mentions``."""
         structure, key_norm, salience = page_parts(view, self._terms(view)).values()
-        return {
-            "structure": structure,
-            "information": self._information(view),
-            "key_norm": key_norm,
-            "salience": salience,
-            "neighbours": neighbour_gain(view, self.config.neighbours_up_to_pages),
-        }
+        return {"structure": structure, "key_norm": key_norm, "salience": salience, **self._by_page(view)}
 
     def order(self, view: PageView, budget_pages: int, page_scores: FloatArray) -> IndexArray:
         """Superseded pages, then the others by rising score after what quotas give and take; see ``quota_bonus``.

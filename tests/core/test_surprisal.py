@@ -29,7 +29,7 @@ IDS = st.lists(WORDS.map(lambda ids: ids[:9]) | NAMES, min_size=1, max_size=14).
 
 def by_hand(ids: list[int], at: int, refers: list[bool]) -> float:
     """The formula, counted anew: all other places of the word, of the pair, and of the word before."""
-    later, with_before = named_by_hand(ids, at, refers)
+    later, with_before, _ = named_by_hand(ids, at, refers)
     others = [i for i in range(len(ids)) if i != at]
     words = sum(ids[i] == ids[at] for i in others) - later
     prior = 1 / (7 * (ids[at] + 50))
@@ -43,8 +43,9 @@ def by_hand(ids: list[int], at: int, refers: list[bool]) -> float:
     return gain - math.log((pairs + alone) / (before + 1))
 
 
-def named_by_hand(ids: list[int], at: int, refers: list[bool]) -> tuple[int, bool]:
-    """How often the name is named later that a token belongs to, and whether the word before belongs to it too."""
+def named_by_hand(ids: list[int], at: int, refers: list[bool]) -> tuple[int, bool, bool]:
+    """How often the name is named later that a token belongs to, whether the word before belongs to it too, and whether
+    the name is telling."""
 
     def places(end: int) -> list[int]:
         return [i for i in range(1, len(ids)) if 0 < end < len(ids) and ids[i - 1 : i + 1] == ids[end - 1 : end + 1]]
@@ -57,7 +58,7 @@ def named_by_hand(ids: list[int], at: int, refers: list[bool]) -> tuple[int, boo
 
     end = at if comes_again(at) else at + 1
     if not (again := comes_again(end)):
-        return 0, False
+        return 0, False, False
     first, last, behind = end - 1, end, again - end
     while first > 0 and ids[first - 1] == ids[first - 1 + behind]:
         first -= 1
@@ -68,7 +69,9 @@ def named_by_hand(ids: list[int], at: int, refers: list[bool]) -> tuple[int, boo
     short = len(piece) <= surprisal.SHORT_NAME_TOKENS
     is_name = short or (len(piece) <= surprisal.NAME_TOKENS and n_own >= surprisal.OWN_SHARE * len(piece))
     own = ids.count(ids[at]) == count or (here and ids.count(ids[at - 1]) == count)
-    return (count - 1 if own and is_name else 0), here
+    if not (own and is_name):
+        return 0, here, False
+    return count - 1, here, sum(word >= surprisal.RARE_ID for word in piece) >= surprisal.RARE_TOKENS
 
 
 @contextlib.contextmanager
@@ -101,10 +104,11 @@ def test_surprisal_is_what_the_formula_says_however_the_ids_arrive(ids, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=3)))
     refers = some_refer(data, len(ids))
     with constants(LATER_TOKENS=data.draw(st.sampled_from([2, 5, 20]))):
-        got = told(ids, cuts, refers).surprisal(np.arange(len(ids) + 3))
+        got, named = told(ids, cuts, refers).told(np.arange(len(ids) + 3))
         assert got.dtype == np.float32
         wanted = [by_hand(ids, at, refers) for at in range(len(ids))] + [0.0] * 3
         assert np.allclose(got, wanted, rtol=1e-5, atol=1e-5)
+        assert named.tolist() == [named_by_hand(ids, at, refers)[2] for at in range(len(ids))] + [False] * 3
 
 
 @given(IDS, st.integers(0, 80), IDS, st.sampled_from([0, 4096]), st.data())

@@ -62,7 +62,7 @@ def test_a_freed_page_names_when_why_and_what_would_have_kept_it(asked: tuple[An
         assert page.freed.request_id == about["request_id"]
         assert page.freed.step
         assert page.freed.computed_tokens >= page.token_end
-        assert page.parts.keys() == {"structure", "information", "key_norm", "salience", "neighbours"}
+        assert page.parts.keys() == {"structure", "information", "key_norm", "salience", "neighbours", "mentions"}
         assert sum(page.parts.values()) == pytest.approx(page.score, abs=1e-4)
         assert page.evidence["key_norm"] > 0, "measured before it went"
         assert page.parts["information"] > 0, "its token ids were known"
