@@ -84,7 +84,7 @@ class MemDecayPolicy(Policy):
         Ranks are 0 on pages that are not evictable.
         """
         structure, key_norm, salience = token_parts(view, self._terms(view)).values()
-        page = sum(self._by_page(view).values(), start=np.float32(0.0))
+        page = np.sum(list(self._by_page(view).values()), axis=0)
         return np.asarray(structure + key_norm + salience + page[:, None], dtype=np.float32)
 
     def score_parts(self, view: PageView) -> dict[str, FloatArray]:

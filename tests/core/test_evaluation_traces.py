@@ -82,6 +82,21 @@ def test_what_cannot_be_made_is_refused(generator, n_tokens, rule):
         synthetic_trace(generator, 0, n_tokens, count_tokens)
 
 
+@given(st.sampled_from(list(GENERATORS)), st.integers(0, 10_000))
+@settings(max_examples=25, deadline=None)
+def test_a_control_differs_only_in_that_its_mentions_name_nothing(generator, seed):
+    named, control = (synthetic_trace(generator, seed, 1700, count_tokens, mentions=on) for on in (True, False))
+    assert {fact.id for fact in control.facts} == {fact.id for fact in named.facts}
+
+    def mentioned(trace):
+        text = " ".join(text_of(message) for message in trace.messages)
+        names = [*(fact.question.attribute for fact in trace.facts), "other one"]
+        return {name for name in names for said in GENERATORS[generator].mention if said.format(attribute=name) in text}
+
+    assert mentioned(named) == {fact.question.attribute for fact in named.facts if fact.mentioned_again}
+    assert mentioned(control) == ({"other one"} if any(fact.mentioned_again for fact in control.facts) else set())
+
+
 # --- turns ------------------------------------------------------------------------------------
 
 

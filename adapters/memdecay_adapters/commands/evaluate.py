@@ -63,6 +63,9 @@ def evaluate(
     longest: Annotated[int, typer.Option(min=1, help="Longer traces of files are left out (tokens).")] = 4096,
     shortest: Annotated[int, typer.Option(min=1, help="Shorter traces of files are left out (tokens).")] = 1,
     supersedes: Annotated[bool, typer.Option(help="Whether agents say what is superseded.")] = True,
+    mentions: Annotated[
+        bool, typer.Option(help="Whether made-up traces name facts again; if not, the same sentences name nothing.")
+    ] = True,
     json_file: JsonFile = None,
     out: Annotated[Path | None, typer.Option(help="Folder for a PNG and an HTML page.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file, in Markdown.")] = None,
@@ -85,6 +88,7 @@ def evaluate(
         longest_tokens=longest,
         shortest_tokens=shortest,
         supersedes=supersedes,
+        mentions=mentions,
         tier=_tier(tier),
         askings=_askings(asking),
         recall_pages=recall_pages,

@@ -66,6 +66,8 @@ class EvaluateOptions:
     """Shorter traces of files are left out."""
     supersedes: bool = True
     """Whether the agents say what is superseded."""
+    mentions: bool = True
+    """Whether synthetic traces name facts again; False: the same sentences name nothing, as a control."""
     tier: Literal["off", "host"] = "off"
     """"host": only the recall stage, with evicted pages in host memory and without."""
     askings: tuple[Asking, ...] = ASKINGS
@@ -283,7 +285,7 @@ class Evaluation:
         for generator in self.options.generators:
             for length in self.options.lengths:
                 for seed in self.options.seeds:
-                    yield synthetic_trace(generator, seed, length, count_tokens)
+                    yield synthetic_trace(generator, seed, length, count_tokens, mentions=self.options.mentions)
         for path in self.options.trace_files:
             yield from read_traces(path, most=self.options.most_traces)
 
@@ -314,6 +316,7 @@ class Evaluation:
             "recall_settings": None if self.options.tier == "off" else self._recall().model_dump(mode="json"),
             "repair_tokens": self.options.repair_tokens,
             "supersedes": self.options.supersedes,
+            "mentions": self.options.mentions,
             "profile": None if self.options.profile is None else self.options.profile.name,
             "versions": versions(),
             "machine": machine(),

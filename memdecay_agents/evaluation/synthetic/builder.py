@@ -39,11 +39,15 @@ _SYSTEM_TOKENS = (30, 72)
 """Of the system message in short and in long traces: pinned pages must not fill the budget."""
 _OVERHEAD_TOKENS = {"tool_in": 27, "tool_out": 5}
 """What a chat template writes around a message; 5 where nothing stands here."""
+_NOTHING = "other one"
+"""What a mention names that names no fact."""
 _CLOSING_TOKENS = 56
 """A stretch without facts at the end, so that none survives only for being recent."""
 
 
-def synthetic_trace(generator: str, seed: int, n_tokens: int, count_tokens: Callable[[str], int]) -> Trace:
+def synthetic_trace(
+    generator: str, seed: int, n_tokens: int, count_tokens: Callable[[str], int], *, mentions: bool = True
+) -> Trace:
     """Make one trace.
 
     Args:
@@ -51,6 +55,8 @@ def synthetic_trace(generator: str, seed: int, n_tokens: int, count_tokens: Call
         seed: the same seed makes the same trace.
         n_tokens: about so many, within a few percent.
         count_tokens: of the model that will read it.
+        mentions: False: sentences that name a fact again name nothing in its place, as a control; the facts are marked
+            as mentioned all the same.
 
     Raises:
         TraceError: an unknown generator, or too short for facts in seven regions.
@@ -67,11 +73,14 @@ def synthetic_trace(generator: str, seed: int, n_tokens: int, count_tokens: Call
             rule=f"facts in seven regions need at least {SHORTEST_TOKENS}",
             remedy="Ask for a longer one.",
         )
-    return _Builder(generator, seed, n_tokens, count_tokens).build()
+    return _Builder(generator, seed, n_tokens, count_tokens, mentions).build()
 
 
 class _Builder:
-    def __init__(self, generator: str, seed: int, n_tokens: int, count_tokens: Callable[[str], int]) -> None:
+    def __init__(
+        self, generator: str, seed: int, n_tokens: int, count_tokens: Callable[[str], int], mentions: bool
+    ) -> None:
+        self.mentions = mentions
         self.generator, self.n_tokens, self.seed, self.count = generator, n_tokens, seed, count_tokens
         self.domain = GENERATORS[generator]
         self.draw = Random(f"{generator}/{seed}/{n_tokens}")
@@ -172,7 +181,8 @@ class _Builder:
         index = self.draw.randrange(len(self.facts))
         fact = self.facts[index]
         self.facts[index] = Fact(fact.id, fact.message, fact.text, fact.question, mentioned_again=True)
-        return self.draw.choice(self.domain.mention).format(attribute=fact.id.partition("/")[2])
+        named = fact.id.partition("/")[2] if self.mentions else _NOTHING
+        return self.draw.choice(self.domain.mention).format(attribute=named)
 
     def _write(self, region: str, sentences: list[str]) -> None:
         text = " ".join(sentences)
