@@ -13,7 +13,6 @@ import numpy as np
 
 from memdecay_agents.arrays import FloatArray
 from memdecay_agents.pages import PageView
-from memdecay_agents.ranks import ranks_within
 
 PARTS_OF_PAGE = 4
 """The best quarter of a page counts, and a quarter page on either side is looked at."""
@@ -25,7 +24,7 @@ def page_information(view: PageView) -> FloatArray:
     A page that is not evictable has what its neighbours lend it.
     """
     few = view.page_size_tokens // PARTS_OF_PAGE
-    ranks = ranks_within(view.surprisal, view.evictable)
+    ranks = view.surprisal_rank
     adjacent = np.diff(view.page_index) == 1
     before = np.zeros((view.n_pages, few), dtype=np.float32)
     after = np.zeros_like(before)

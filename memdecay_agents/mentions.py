@@ -15,7 +15,6 @@ import numpy as np
 
 from memdecay_agents.arrays import BoolArray
 from memdecay_agents.pages import PageView
-from memdecay_agents.ranks import ranks_within
 
 CLOSE_TOKENS = 8
 """How far from a name that is named later a page may begin or end."""
@@ -31,7 +30,7 @@ def close_to_mentioned(view: PageView) -> BoolArray:
     named = view.named & view.evictable[:, None]
     if not named.any():
         return np.zeros(view.n_pages, dtype=np.bool_)
-    named &= ranks_within(view.surprisal, view.evictable) >= 1.0 - TELLING_PART
+    named &= view.surprisal_rank >= 1.0 - TELLING_PART
     at = view.token_index[named]  # ascending
     first = view.page_index * view.page_size_tokens - CLOSE_TOKENS
     last = first + view.page_size_tokens - 1 + 2 * CLOSE_TOKENS

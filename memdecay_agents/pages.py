@@ -18,6 +18,7 @@ import numpy as np
 
 from memdecay_agents.arrays import BoolArray, FloatArray, IndexArray, RegionArray
 from memdecay_agents.config import MemDecayConfig
+from memdecay_agents.ranks import ranks_within
 from memdecay_agents.region_table import RegionTable
 from memdecay_agents.spans import SpanFlag
 from memdecay_agents.surprisal import TokenCounts, Told
@@ -113,6 +114,11 @@ class PageView:
     def surprisal(self) -> FloatArray:
         """float32 [P, page], in nats: see `TokenCounts`; 0 where the token's id is not known."""
         return self._told.surprisal
+
+    @cached_property
+    def surprisal_rank(self) -> FloatArray:
+        """float32 [P, page] in [0, 1]: rank of the surprisal among the tokens of evictable pages; 0 on others."""
+        return ranks_within(self.surprisal, self.evictable)
 
     @cached_property
     def named(self) -> BoolArray:
