@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -55,8 +56,8 @@ def synthetic_trace(
         seed: the same seed makes the same trace.
         n_tokens: about so many, within a few percent.
         count_tokens: of the model that will read it.
-        mentions: False: sentences that name a fact again name nothing in its place, as a control; the facts are marked
-            as mentioned all the same.
+        mentions: False: sentences that name a fact again name nothing in its place, as a control; the facts that the
+            trace would name are marked as mentioned all the same.
 
     Raises:
         TraceError: an unknown generator, or too short for facts in seven regions.
@@ -73,12 +74,17 @@ def synthetic_trace(
             rule=f"facts in seven regions need at least {SHORTEST_TOKENS}",
             remedy="Ask for a longer one.",
         )
-    return _Builder(generator, seed, n_tokens, count_tokens, mentions).build()
+    trace = _Builder(generator, seed, n_tokens, count_tokens, mentions=True).build()
+    if mentions:
+        return trace
+    again = {fact.id for fact in trace.facts if fact.mentioned_again}
+    control = _Builder(generator, seed, n_tokens, count_tokens, mentions=False).build()
+    return replace(control, facts=tuple(replace(f, mentioned_again=f.id in again) for f in control.facts))
 
 
 class _Builder:
     def __init__(
-        self, generator: str, seed: int, n_tokens: int, count_tokens: Callable[[str], int], mentions: bool
+        self, generator: str, seed: int, n_tokens: int, count_tokens: Callable[[str], int], *, mentions: bool
     ) -> None:
         self.mentions = mentions
         self.generator, self.n_tokens, self.seed, self.count = generator, n_tokens, seed, count_tokens
