@@ -27,7 +27,7 @@ def close_to_mentioned(view: PageView) -> BoolArray:
 
     Names on pages that are not evictable, or no longer held, say nothing.
     """
-    named = view.named & view.evictable[:, None]
+    named = view.named_later & view.evictable[:, None]
     if not named.any():
         return np.zeros(view.n_pages, dtype=np.bool_)
     named &= view.surprisal_rank >= 1.0 - TELLING_PART

@@ -21,7 +21,7 @@ from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.ranks import ranks_within
 from memdecay_agents.region_table import RegionTable
 from memdecay_agents.spans import SpanFlag
-from memdecay_agents.surprisal import TokenCounts, Told
+from memdecay_agents.surprisal import IdStatistics, TokenCounts
 from memdecay_agents.token_state import TokenState
 from memdecay_kernels.implementations import native_library
 from memdecay_kernels.native import host
@@ -107,13 +107,13 @@ class PageView:
         return self.gather(self.columns.key_norm)
 
     @cached_property
-    def _told(self) -> Told:
-        return self.counts.told(self.token_index)
+    def _id_statistics(self) -> IdStatistics:
+        return self.counts.statistics(self.token_index)
 
     @cached_property
     def surprisal(self) -> FloatArray:
         """float32 [P, page], in nats: see `TokenCounts`; 0 where the token's id is not known."""
-        return self._told.surprisal
+        return self._id_statistics.surprisal
 
     @cached_property
     def surprisal_rank(self) -> FloatArray:
@@ -121,9 +121,9 @@ class PageView:
         return ranks_within(self.surprisal, self.evictable)
 
     @cached_property
-    def named(self) -> BoolArray:
+    def named_later(self) -> BoolArray:
         """bool [P, page]: the token belongs to a telling name that is named later; see `TokenCounts`."""
-        return self._told.named
+        return self._id_statistics.named_later
 
     @cached_property
     def valid(self) -> BoolArray:

@@ -61,12 +61,12 @@ _Places: TypeAlias = tuple[IndexArray, ...]
 """Places in an array, one index array an axis, as `numpy.nonzero` gives them."""
 
 
-class Told(NamedTuple):
+class IdStatistics(NamedTuple):
     """What token ids say of some tokens."""
 
     surprisal: FloatArray
     """float32, in nats; 0 where the id is not known."""
-    named: BoolArray
+    named_later: BoolArray
     """bool, alike: the token belongs to a telling name that is named later."""
 
 
@@ -178,15 +178,12 @@ class TokenCounts:
             self._forget()
             self.learn(kept, refers)
 
-    def surprisal(self, token_index: IndexArray) -> FloatArray:
-        """Surprisal of some tokens in nats, of the shape of ``token_index`` (int64); 0 where the id is not known."""
-        return self.told(token_index).surprisal
-
-    def told(self, token_index: IndexArray) -> Told:
+    def statistics(self, token_index: IndexArray) -> IdStatistics:
         """Surprisal of some tokens, and which of them are named later; of the shape of ``token_index`` (int64)."""
         known = token_index < self.n_known
         if not known.any():
-            return Told(np.zeros(token_index.shape, dtype=np.float32), np.zeros(token_index.shape, dtype=np.bool_))
+            nothing = np.zeros(token_index.shape, dtype=np.float32)
+            return IdStatistics(nothing, nothing > 0)
         index = np.where(known, token_index, 0)
         word, pair, previous = self._word[index], self._pair[index], np.maximum(index - 1, 0)
         words, pairs = self._word_count[word] - 1, self._pair_count[pair] - 1
@@ -203,7 +200,7 @@ class TokenCounts:
         alone = words + PRIOR_TOKENS / (PRIOR_NORM * (self._ids[index] + RANK_OFFSET))
         alone /= self.n_known + PRIOR_TOKENS
         chance = (pairs + alone) / (before + 1)
-        return Told(np.where(known, nats - np.log(chance), 0.0).astype(np.float32), named & known)
+        return IdStatistics(np.where(known, nats - np.log(chance), 0.0).astype(np.float32), named & known)
 
     def _named_later(self, index: IndexArray, some: _Places) -> _Named:
         """Which of some known tokens belong to a name that is named later.

@@ -44,7 +44,7 @@ def test_a_page_is_close_to_what_is_named_on_it_or_a_few_tokens_from_it(made, se
     held = np.asarray(sorted(data.draw(st.sets(st.integers(0, n_pages - 1), min_size=1))))
     view = build_page_view(state, held, state.n_tokens, CONFIG)
     telling = ranks_within(view.surprisal, view.evictable) >= 1 - TELLING_PART
-    named = view.token_index[view.named & telling & view.evictable[:, None]].tolist()
+    named = view.token_index[view.named_later & telling & view.evictable[:, None]].tolist()
     wanted = [
         any(page * PAGE - CLOSE_TOKENS <= token < (page + 1) * PAGE + CLOSE_TOKENS for token in named) for page in held
     ]

@@ -104,7 +104,7 @@ def test_surprisal_is_what_the_formula_says_however_the_ids_arrive(ids, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=3)))
     refers = some_refer(data, len(ids))
     with constants(LATER_TOKENS=data.draw(st.sampled_from([2, 5, 20]))):
-        got, named = told(ids, cuts, refers).told(np.arange(len(ids) + 3))
+        got, named = told(ids, cuts, refers).statistics(np.arange(len(ids) + 3))
         assert got.dtype == np.float32
         wanted = [by_hand(ids, at, refers) for at in range(len(ids))] + [0.0] * 3
         assert np.allclose(got, wanted, rtol=1e-5, atol=1e-5)
@@ -123,13 +123,13 @@ def test_dropped_tokens_leave_no_trace(ids, kept, more, slack, data):
         fresh.learn(more)
         assert counts.ids.tolist() == fresh.ids.tolist() == ids[:kept] + more
         index = np.arange(counts.n_known)
-        assert np.array_equal(counts.surprisal(index), fresh.surprisal(index))
+        assert np.array_equal(counts.statistics(index).surprisal, fresh.statistics(index).surprisal)
 
 
 def test_what_comes_again_says_less_and_what_stands_once_says_more():
     phrase, name = [11, 12, 13, 14], [40_000, 41_000, 42_000, 43_000]
-    once = told(phrase + name).surprisal(np.arange(8))
-    again = told((phrase + name) + phrase * 3).surprisal(np.arange(8))
+    once = told(phrase + name).statistics(np.arange(8)).surprisal
+    again = told((phrase + name) + phrase * 3).statistics(np.arange(8)).surprisal
     assert (again[1:4] < once[1:4]).all()
     assert again[5:].min() > again[1:4].max()
 
@@ -138,25 +138,25 @@ def test_a_later_mention_says_more_of_a_name_and_one_in_what_is_read_does_not():
     name, fill = [70_001, 70_002], list(range(100, 200))
     once, named = [5, *name, *fill, 6, 7, 8], [5, *name, *fill, 6, *name]
     at = np.arange(1, 3)
-    assert (told(named).surprisal(at) > told(once).surprisal(at) + 0.5).all()
+    assert (told(named).statistics(at).surprisal > told(once).statistics(at).surprisal + 0.5).all()
     read = told(named, refers=[True] * (len(named) - 2) + [False] * 2)
-    assert (read.surprisal(at)[1:] < told(once).surprisal(at)[1:]).all()
+    assert (read.statistics(at).surprisal[1:] < told(once).statistics(at).surprisal[1:]).all()
     read.relabel(np.ones(len(named), dtype=bool))
-    assert np.array_equal(read.surprisal(at), told(named).surprisal(at))
+    assert np.array_equal(read.statistics(at).surprisal, told(named).statistics(at).surprisal)
 
 
 def test_a_form_of_speech_that_comes_again_is_no_name():
     form, fill = [70_001, 7, 70_002, 8, 9, 70_003], [7, 8, 9, *range(100, 200)]
     once, again = [5, *form, *fill, 6, 7, 8, 9, 9, 9], [5, *form, *fill, 6, *form]
     at = np.asarray([3, 6])
-    assert (told(again).surprisal(at) < told(once).surprisal(at) - 5).all()
+    assert (told(again).statistics(at).surprisal < told(once).statistics(at).surprisal - 5).all()
 
 
 def test_a_long_name_is_one_if_most_of_it_stands_nowhere_else():
     name, fill = list(range(70_001, 70_009)), list(range(100, 200))
     once, named = [5, *name, *fill, 6, *range(300, 308)], [5, *name, *fill, 6, *name]
     at = np.arange(1, 9)
-    assert (told(named).surprisal(at) > told(once).surprisal(at) + 0.5).all()
+    assert (told(named).statistics(at).surprisal > told(once).statistics(at).surprisal + 0.5).all()
 
 
 def test_what_a_chat_template_writes_between_messages_is_no_name():
@@ -167,8 +167,10 @@ def test_what_a_chat_template_writes_between_messages_is_no_name():
 
     ids = [*message(60_000), *message(70_001), *message(70_002), *message(70_001), *message(70_002)]
     first_headers = np.asarray([85 + 1, 2 * 85 + 1])
-    assert (told(ids).surprisal(first_headers) < 6).all()
-    assert (told(ids[: 3 * 85]).surprisal(first_headers) > 6).all(), "a role that stands once is as telling as any word"
+    assert (told(ids).statistics(first_headers).surprisal < 6).all()
+    assert (told(ids[: 3 * 85]).statistics(first_headers).surprisal > 6).all(), (
+        "a role that stands once is as telling as any word"
+    )
 
 
 def test_an_id_below_zero_is_refused_and_changes_nothing():

@@ -1,7 +1,7 @@
 """Everything that can happen to a running engine, in any order; `Invariants` says what must hold after each of it.
 
-The operations take plain numbers, so that hypothesis can search them and a seeded generator can draw them: `RANGES`
-names each operation's numbers. A number stands for itself, or for one of the things there are (modulo their count).
+The operations take plain numbers, so that hypothesis can search them and a seeded generator can draw them; their ranges
+are in `chaos_ranges`. A number stands for itself, or for one of the things there are (modulo their count).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from random import Random
 from typing import Any
 
 from vllm import SamplingParams
@@ -18,9 +17,10 @@ from memdecay_adapters.engine import MemDecayEngine
 from memdecay_adapters.engine.events import DROPPED_HOST_PAGES
 from memdecay_adapters.engine.tier import Repair
 from memdecay_adapters.engine.tier.repairs import RepairRequest, Repairs
-from memdecay_agents import ContextFraction, FixedBudget, PoolShare, RequestHints
+from memdecay_agents import FixedBudget, RequestHints
 from memdecay_agents.errors import MemDecayError
 from tests.engine.chaos_engine import BALLAST, PAGE, POOL_PAGES, manager_of
+from tests.engine.chaos_ranges import BUDGETS
 from tests.engine.conversations import REGIONS, Conversation
 from tests.engine.invariants import Invariants
 from tests.engine.oracle import Oracle
@@ -30,48 +30,6 @@ from tests.engine.submitted import Submitted
 LONGEST_PROMPT = 560
 MOST_LIVE_REQUESTS = 5
 MOST_CONVERSATIONS = 6
-BUDGETS = (
-    None,
-    FixedBudget(tokens=128),
-    FixedBudget(tokens=144),
-    FixedBudget(tokens=192),
-    FixedBudget(tokens=288),
-    FixedBudget(tokens=320, guaranteed_tokens=144),
-    PoolShare(weight=2.0, guaranteed_tokens=128),
-    PoolShare(weight=1.0, guaranteed_tokens=176),
-    ContextFraction(fraction=0.5, floor_tokens=128, ceiling_tokens=256),
-)
-"""One more number stands for a request without hints."""
-
-_PROMPT = {"text": (0, 9999), "new_tokens": (1, 24), "then_steps": (0, 8)}
-RANGES: dict[str, dict[str, tuple[int, int]]] = {
-    "add": {
-        "tenant": (0, 1), "thread": (0, 2), "agent": (0, 1), "budget": (0, len(BUDGETS)),
-        "length": (1, 380), **_PROMPT,
-    },
-    "append": {"which": (0, 99), "length": (1, 160), **_PROMPT},
-    "rewind": {"which": (0, 99), "keep_percent": (0, 100), "length": (1, 160), **_PROMPT},
-    "fork": {"which": (0, 99), "length": (1, 160), **_PROMPT},
-    "share": {
-        "which": (0, 99), "keep_percent": (1, 100), "tenant": (0, 1), "thread": (0, 2), "length": (1, 160), **_PROMPT,
-    },
-    "abort": {"which": (0, 99)},
-    "preempt": {},
-    "shrink_pool": {"pages": (1, POOL_PAGES)},
-    "grow_pool": {},
-    "close_sessions": {"thread": (0, 3), "tenant": (0, 2)},
-    "recall": {"which": (0, 99), "region": (0, 5), "first_percent": (0, 99)},
-    "repair": {"which": (0, 99), "last_tokens": (1, 300), "then_steps": (0, 8)},
-    "steps": {"most": (1, 16)},
-    "finish_all": {},
-}  # fmt: skip
-"""The numbers of each operation, name to (least, most), and how many steps the engine then takes."""
-FREQUENCY: dict[str, int] = {
-    "steps": 24, "append": 10, "add": 6, "rewind": 4, "fork": 2, "share": 6, "abort": 2,
-    "preempt": 2, "shrink_pool": 2, "grow_pool": 1, "close_sessions": 1, "finish_all": 1,
-    "recall": 3, "repair": 3,
-}  # fmt: skip
-"""How often a seeded run does each operation, among those that are enabled."""
 
 
 class Chaos:
@@ -376,10 +334,3 @@ class Chaos:
             self.invariants.ended(submitted)
             submitted.conversation.answered(submitted.prompt, submitted.stream.result(0).token_ids)
             self.counts["aborted" if submitted.aborted else "finished"] += 1
-
-
-def draw(chaos: Chaos, random: Random) -> tuple[str, dict[str, int]]:
-    """The next operation of a seeded run, with its numbers."""
-    enabled = [name for name in FREQUENCY if chaos.enabled(name)]
-    (name,) = random.choices(enabled, [FREQUENCY[name] for name in enabled])
-    return name, {key: random.randint(least, most) for key, (least, most) in RANGES[name].items()}

@@ -45,8 +45,9 @@ def soak(
     began = time.monotonic()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from memdecay_adapters.models import resolve_model
-    from tests.engine.chaos import Chaos, draw
+    from tests.engine.chaos import Chaos
     from tests.engine.chaos_engine import ANSWERS_TOO, PAGE, TIER, chaos_engine, small_ledger
+    from tests.engine.chaos_ranges import draw
     from tests.engine.oracle import Oracle
     from tests.engine.random_llama import random_llama
 

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from tests.engine.chaos import RANGES, Chaos
+from tests.engine.chaos import Chaos
 from tests.engine.chaos_engine import PAGE, TIER, chaos_engine
+from tests.engine.chaos_ranges import RANGES
 from tests.engine.oracle import Oracle
 
 pytestmark = pytest.mark.engine

@@ -14,8 +14,8 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from memdecay_adapters.bench.engine_bench import EngineBenchResult, save
 from memdecay_adapters.bench.machine import machine, versions
+from memdecay_adapters.bench.result import BenchResult, save
 from memdecay_adapters.bench.statistics import paired_ratio
 from memdecay_agents.config import MemDecayConfig
 from memdecay_agents.errors import IntegrityError
@@ -38,7 +38,7 @@ _TOOL = {
 }
 
 
-def run_adapter_bench(model: str | None = None, pairs: int = 21) -> EngineBenchResult:
+def run_adapter_bench(model: str | None = None, pairs: int = 21) -> BenchResult:
     """Measure in interleaved pairs.
 
     Args:
@@ -54,14 +54,14 @@ def run_adapter_bench(model: str | None = None, pairs: int = 21) -> EngineBenchR
 
     path = resolve_model(model)
     tokenizer = AutoTokenizer.from_pretrained(path)
-    result = EngineBenchResult()
+    result = BenchResult()
     result.values.update(schema_version=1, machine=machine(), versions=versions())
     for name, rounds in ROUNDS.items():
         _measure(result, name, _conversation(rounds), tokenizer, pairs)
     return result
 
 
-def _measure(result: EngineBenchResult, name: str, messages: list[BaseMessage], tokenizer: Any, pairs: int) -> None:
+def _measure(result: BenchResult, name: str, messages: list[BaseMessage], tokenizer: Any, pairs: int) -> None:
     from memdecay_adapters.langchain.prompt import build_prompt, chat_template_of, template_conversation
 
     config = MemDecayConfig()

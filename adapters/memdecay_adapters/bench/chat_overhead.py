@@ -17,8 +17,8 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from memdecay_adapters.bench.engine_bench import EngineBenchResult
 from memdecay_adapters.bench.machine import machine, versions
+from memdecay_adapters.bench.result import BenchResult
 from memdecay_adapters.bench.statistics import paired_ratio
 from memdecay_adapters.engine import MemDecayEngine
 from memdecay_adapters.langchain.call_settings import ModelDefaults
@@ -69,7 +69,7 @@ def run_chat_overhead(engine: MemDecayEngine, options: ChatOverheadOptions | Non
         ratios that miss theirs.
     """
     options = options or ChatOverheadOptions()
-    result = EngineBenchResult()
+    result = BenchResult()
     result.values.update(
         schema_version=SCHEMA_VERSION,
         model=engine.model_name,

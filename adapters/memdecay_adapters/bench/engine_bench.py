@@ -13,19 +13,19 @@ import math
 import random
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memdecay_adapters.bench.engine_under_test import Crowd, EngineRecipe, EngineUnderTest
 from memdecay_adapters.bench.machine import machine, versions
+from memdecay_adapters.bench.result import SCHEMA_VERSION, BenchResult
 from memdecay_adapters.bench.statistics import PairedRatio, paired_ratio
 from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.models import DEFAULT_MODEL_NAME, resolve_model
 from memdecay_agents import MemDecayConfig, RequestHints, Span
 from memdecay_agents.ledger import LedgerEntry
 
-SCHEMA_VERSION = 1
 STEP_BOUND = 1.02
 TURN_BOUND = 1.05
 EXACT_BOUND = 2e-4
@@ -54,32 +54,7 @@ class EngineBenchOptions:
     parts: tuple[str, ...] = ("steps", "turns", "agents", "exact")
 
 
-@dataclass
-class EngineBenchResult:
-    """All figures, ready for JSON."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    failed_bounds: list[str] = field(default_factory=list)
-
-    def set_ratio(self, key: str, ratio: PairedRatio, bound: float | None = None) -> None:
-        """Store a ratio with its interval, and whether its bound is met."""
-        self.values[key] = round(ratio.median, 4)
-        self.values[f"{key}_interval"] = [round(ratio.low, 4), round(ratio.high, 4)]
-        self.values[f"{key}_pairs"] = ratio.pairs
-        if bound is not None:
-            self.check(key, ratio.within(bound), bound)
-
-    def check(self, key: str, met: bool, bound: float) -> None:
-        """Note a bound."""
-        self.values[f"{key}_bound"] = bound
-        self.values[f"{key}_bound_met"] = met
-        if not met:
-            self.failed_bounds.append(key)
-
-
-def run_engine_bench(
-    options: EngineBenchOptions, progress: Callable[[str], None] = lambda line: None
-) -> EngineBenchResult:
+def run_engine_bench(options: EngineBenchOptions, progress: Callable[[str], None] = lambda line: None) -> BenchResult:
     """Run the parts that were asked for.
 
     Args:
@@ -91,7 +66,7 @@ def run_engine_bench(
     """
     model_path = resolve_model(options.model)
     config = choose_page_size(MemDecayConfig(), {"dtype": options.dtype})
-    result = EngineBenchResult()
+    result = BenchResult()
     result.values.update(
         schema_version=SCHEMA_VERSION,
         model=options.model or DEFAULT_MODEL_NAME,
@@ -116,7 +91,7 @@ class EngineBench:
         options: EngineBenchOptions,
         model_path: str,
         page: int,
-        result: EngineBenchResult,
+        result: BenchResult,
         progress: Callable[[str], None],
     ) -> None:
         self.options, self.model_path, self.page = options, model_path, page
@@ -124,7 +99,7 @@ class EngineBench:
         self._random = random.Random(options.seed)
 
     @classmethod
-    def of(cls, options: EngineBenchOptions, result: EngineBenchResult, progress: Callable[[str], None]) -> EngineBench:
+    def of(cls, options: EngineBenchOptions, result: BenchResult, progress: Callable[[str], None]) -> EngineBench:
         """With the model and the page size that the options lead to."""
         page = choose_page_size(MemDecayConfig(), {"dtype": options.dtype}).page_size_tokens
         return cls(options, resolve_model(options.model), page, result, progress)
@@ -344,8 +319,3 @@ class EngineBench:
             max_model_len=min(8192, (pool - 1) * self.page) if kind == "stock" else 8192,
             config=config,
         )
-
-
-def save(result: EngineBenchResult, path: Path) -> None:
-    """Write the figures as JSON."""
-    path.write_text(json.dumps(result.values, indent=1) + "\n", encoding="utf-8")

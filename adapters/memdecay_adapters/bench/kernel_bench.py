@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from memdecay_adapters.bench.engine_bench import EngineBench, EngineBenchOptions, EngineBenchResult
+from memdecay_adapters.bench.engine_bench import EngineBench, EngineBenchOptions
 from memdecay_adapters.bench.kernel_cases import MassCase
 from memdecay_adapters.bench.machine import machine, versions
+from memdecay_adapters.bench.result import BenchResult
 from memdecay_adapters.bench.statistics import paired_ratio
 from memdecay_adapters.engine.observer import observed_layer_names
 from memdecay_agents import MemDecayConfig
@@ -52,9 +53,7 @@ class KernelBenchOptions:
     parts: tuple[str, ...] = ("mass", "scores", "errors", "steps")
 
 
-def run_kernel_bench(
-    options: KernelBenchOptions, progress: Callable[[str], None] = lambda line: None
-) -> EngineBenchResult:
+def run_kernel_bench(options: KernelBenchOptions, progress: Callable[[str], None] = lambda line: None) -> BenchResult:
     """Run the parts that were asked for, on one thread.
 
     Args:
@@ -65,7 +64,7 @@ def run_kernel_bench(
         ModelError: the model cannot be found. EngineError: an engine did not start or stopped on a fault.
     """
     torch.set_num_threads(1)
-    result = EngineBenchResult()
+    result = BenchResult()
     result.values.update(
         schema_version=SCHEMA_VERSION,
         implementation=implementation_name(),
@@ -81,7 +80,7 @@ def run_kernel_bench(
 
 
 class _Bench:
-    def __init__(self, options: KernelBenchOptions, result: EngineBenchResult, progress: Callable[[str], None]) -> None:
+    def __init__(self, options: KernelBenchOptions, result: BenchResult, progress: Callable[[str], None]) -> None:
         self.options, self.result, self.progress = options, result, progress
         self._hot_seconds: dict[int, float] = {}
         """Seconds of one layer's mass right after its attention, by context."""

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memdecay_adapters.bench.engine_bench import SCHEMA_VERSION, EngineBenchResult
 from memdecay_adapters.bench.engine_under_test import (
     DrivenEngine,
     EngineRecipe,
@@ -24,6 +23,7 @@ from memdecay_adapters.bench.engine_under_test import (
     engines_under_test,
 )
 from memdecay_adapters.bench.machine import machine, versions
+from memdecay_adapters.bench.result import SCHEMA_VERSION, BenchResult
 from memdecay_adapters.bench.statistics import paired_ratio
 from memdecay_adapters.engine.page_size import choose_page_size
 from memdecay_adapters.engine.tier import HostTier, Recall, Repair
@@ -59,9 +59,7 @@ class RecallBenchOptions:
     seed: int = 0
 
 
-def run_recall_bench(
-    options: RecallBenchOptions, progress: Callable[[str], None] = lambda line: None
-) -> EngineBenchResult:
+def run_recall_bench(options: RecallBenchOptions, progress: Callable[[str], None] = lambda line: None) -> BenchResult:
     """Run it.
 
     Args:
@@ -75,7 +73,7 @@ def run_recall_bench(
     page = choose_page_size(MemDecayConfig(), {"dtype": options.dtype}).page_size_tokens
     assert page is not None
     draw = random.Random(options.seed)
-    result = EngineBenchResult()
+    result = BenchResult()
     result.values.update(
         schema_version=SCHEMA_VERSION,
         model=options.model or DEFAULT_MODEL_NAME,
@@ -186,7 +184,7 @@ def _round(
     )
 
 
-def _sum_up(result: EngineBenchResult, rounds: Sequence[_Round], without_recall: int) -> None:
+def _sum_up(result: BenchResult, rounds: Sequence[_Round], without_recall: int) -> None:
     def of(name: str) -> list[float]:
         return [getattr(one, name) for one in rounds]
 
